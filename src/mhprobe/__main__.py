@@ -54,7 +54,7 @@ def main() -> None:
         from mhprobe.framework.run.about import SCRIPT, about, offers
 
         if name == "--complete":
-            print("\n".join(offers(rest[0], modules, DEMO)))
+            print("\n".join(offers(rest[0] if rest else "", modules, DEMO)))
         else:
             print(SCRIPT if name == "--install-completion" else about(name))
         return

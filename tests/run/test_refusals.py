@@ -16,7 +16,7 @@ from mhprobe.errors import UserError, refuse_misfits
 from mhprobe.framework.run import builders, cli, launch
 from mhprobe.framework.run.construct import construct
 from mhprobe.framework.run.questions import of_run
-from mhprobe.framework.run.schema import TrainerSettings
+from mhprobe.framework.run.schema import RULES, TrainerSettings
 from mhprobe.weights.checkpoint import load_weights, save_checkpoint, save_weights
 from mhprobe.weights.description import pruned_description
 
@@ -407,3 +407,28 @@ def test_options_of_the_right_types_are_taken():
     ]:
         with pytest.raises(UserError, match=rf"^here\.{name}: expected "):
             refuse_misfits(make, {**right, name: value}, "here")
+
+
+@pytest.mark.parametrize(
+    ("command", "override", "words"),
+    [
+        ("studies.voita", "voita.heads=[]", r"voita\.heads: expected different numbers.*got \[\]"),
+        ("studies.voita", "voita.heads=[3,3]", r"voita\.heads: expected different.*got \[3, 3\]"),
+        ("studies.voita", "voita.probe=/nope", r"voita\.probe: no folder '/nope'"),
+        ("claims", "evidence.runs.training=/typo", r"evidence\.runs\.training: no folder '/typo'"),
+        ("train", "+backbone.drop_path_rate=-1", r"backbone\.drop_path_rate: .* got -1"),
+        ("train", "+backbone.patch_drop_rate=1.5", r"backbone\.patch_drop_rate: .* got 1\.5"),
+        ("train", "name=../../esc", r"name: is a folder below out=outputs, got '\.\./\.\./esc'"),
+        ("probe", "name=/esc", r"name: is a folder below out=outputs, got '/esc'"),
+    ],
+)
+def test_what_would_run_and_mean_nothing_is_refused_by_a_rule(command, override, words):
+    with pytest.raises(UserError, match=words) as error:
+        runs.checked(command, *runs.TINY, "weights=random", override)
+    assert one_line(error)
+
+
+def test_what_lies_beside_what_the_rules_refuse_is_taken(tmp_path):
+    asked = ("voita.heads=[3,2]", f"voita.probe={tmp_path}", "name=a/b", "weights=random")
+    cfg = runs.checked("studies.voita", *runs.TINY, *asked, "+backbone.drop_path_rate=0.0")
+    assert all(rule(cfg) is None for rule in RULES) and cfg.name == "a/b"

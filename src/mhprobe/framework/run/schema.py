@@ -1,6 +1,7 @@
 """Schema of the configuration: types and rules across fields; parts with a ``_target_`` check themselves."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast, get_args
 
@@ -9,7 +10,7 @@ from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from mhprobe.errors import UserError, quoted
+from mhprobe.errors import UserError, quoted, short
 from mhprobe.framework.run.sections import sections, settings
 from mhprobe.heads import FillName, Kind, Part, Scope
 from mhprobe.io.nested import leaves
@@ -265,6 +266,124 @@ class Config(_Section):
     method: dict[str, dict[str, Any]] = {}
 
 
+def _whole_images(cfg: Config) -> str | None:
+    for key, instead in INSTEAD.items():
+        value = (cfg.trainer.model_extra or {}).get(key)
+        whole = 0.0 if key == "overfit_batches" else 1.0
+        if not (value is None or value is False or (isinstance(value, float) and value == whole)):
+            return (
+                f"trainer.{key}: a number of part of the images is no result, got {value}. Use "
+                f"{instead}."
+            )
+    return None
+
+
+def _steps_without_average(cfg: Config) -> str | None:
+    if cfg.optim and cfg.optim.ema and cfg.probe and cfg.probe.every_n_steps:
+        return (
+            "probe.every_n_steps: optim.ema validates averaged weights; expected "
+            "probe.every_n_epochs."
+        )
+    return None
+
+
+def _one_length_of_curves(cfg: Config) -> str | None:
+    if cfg.masking and cfg.masking.step is not None and cfg.masking.steps is not None:
+        return "masking: give step (one point) or steps (the curve up to there), not both."
+    return None
+
+
+def _some_curve(cfg: Config) -> str | None:
+    if cfg.masking and not cfg.masking.curves and cfg.command == "mask":
+        return (
+            "masking.curves: expected a curve, got {}; take masking=six_curves or masking=orders."
+        )
+    return None
+
+
+def _trained(cfg: Config) -> str | None:
+    untrained = cfg.weights is None and cfg.optim is None and not comes_with_weights(cfg.backbone)
+    # prune refuses by a message of its own
+    return _missing("weights") if untrained and cfg.command not in ("fetch", "prune") else None
+
+
+def _classes(cfg: Config) -> str | None:
+    classes = cfg.backbone.get("num_classes")
+    if classes is None or classes == 0:
+        return _without_classifier(cfg.command) if classes == 0 else None
+    return (
+        "backbone.num_classes: the data says how many there are, expected null, or 0 for a "
+        f"network that gives features, got {classes}."
+    )
+
+
+def _dense_teacher(cfg: Config) -> str | None:
+    if cfg.optim is None or cfg.optim.teacher != "dense":
+        return None
+    file = None if cfg.weights == "random" else cfg.weights
+    if cfg.prune is None or (cfg.prune.tune_epochs and file is None):
+        return (
+            "optim.teacher=dense: is the network before pruning, of weights=<file>; here is none."
+        )
+    return None
+
+
+def _sizes_of_voita(cfg: Config) -> str | None:
+    sizes = cfg.voita and cfg.voita.heads
+    if sizes is not None and (not sizes or len(set(sizes)) < len(sizes)):
+        return f"voita.heads: expected different numbers of heads, or null, got {sizes}."
+    return None
+
+
+def _probe_of_voita(cfg: Config) -> str | None:
+    folder = cfg.voita and cfg.voita.probe
+    if folder and not Path(folder).is_dir():
+        return f"voita.probe: no folder {quoted(folder)}. Give a run of mhprobe.probe, or null."
+    return None
+
+
+def _runs_of_claims(cfg: Config) -> str | None:
+    for name, folder in (cfg.evidence.runs if cfg.evidence else {}).items():
+        if folder and not Path(folder).is_dir():
+            return (
+                f"evidence.runs.{name}: no folder {quoted(folder)}. Give a run's folder, or null."
+            )
+    return None
+
+
+def _drop_path(cfg: Config) -> str | None:
+    for key in ("drop_path_rate", "patch_drop_rate"):
+        rate = cfg.backbone.get(key)
+        if isinstance(rate, int | float) and not 0 <= rate < 1:
+            return f"backbone.{key}: expected a share from 0 to below 1, got {rate}."
+    return None
+
+
+def _inside(cfg: Config) -> str | None:
+    if Path(cfg.name).is_absolute() or ".." in Path(cfg.name).parts:
+        return (
+            f"name: is a folder below out={short(cfg.out, 60)}, got {quoted(cfg.name)}. Give another "
+            "folder with out=<folder>."
+        )
+    return None
+
+
+RULES: tuple[Callable[[Config], str | None], ...] = (  # a message, or None where all is well
+    _whole_images,
+    _steps_without_average,
+    _one_length_of_curves,
+    _some_curve,
+    _trained,
+    _classes,
+    _dense_teacher,
+    _sizes_of_voita,
+    _probe_of_voita,
+    _runs_of_claims,
+    _drop_path,
+    _inside,
+)
+
+
 def check(command: str, cfg: DictConfig) -> Config:
     """Return the composed configuration, checked.
 
@@ -298,50 +417,11 @@ def check(command: str, cfg: DictConfig) -> Config:
         raise UserError(_gone(gone[0]))
     if checked.voita is not None:
         _valid(Optim, {**plain["optim"], **checked.voita.scratch_optim}, "voita.scratch_optim.")
-    for key, instead in INSTEAD.items():
-        value, whole = plain["trainer"].get(key), 0.0 if key == "overfit_batches" else 1.0
-        if not (value is None or value is False or (isinstance(value, float) and value == whole)):
-            raise UserError(
-                f"trainer.{key}: a number of part of the images is no result, got {value}. Use "
-                f"{instead}."
-            )
-    if checked.optim and checked.optim.ema and checked.probe and checked.probe.every_n_steps:
-        raise UserError(
-            "probe.every_n_steps: optim.ema validates averaged weights; expected "
-            "probe.every_n_epochs."
-        )
-    if (masking := checked.masking) is not None:
-        if masking.step is not None and masking.steps is not None:
-            raise UserError(
-                "masking: give step (one point) or steps (the curve up to there), not both."
-            )
-        if not masking.curves and command == "mask":
-            raise UserError(
-                "masking.curves: expected a curve, got {}; take masking=six_curves or "
-                "masking=orders."
-            )
-    untrained = (
-        checked.weights is None
-        and checked.optim is None
-        and not comes_with_weights(checked.backbone)
-    )
-    if untrained and command not in ("fetch", "prune"):  # prune refuses by a message of its own
-        raise UserError(_missing("weights"))
-    if (classes := checked.backbone.get("num_classes")) == 0:
-        refuse_without_classifier(command)
-    elif classes is not None:
-        raise UserError(
-            "backbone.num_classes: the data says how many there are, expected null, or 0 for a "
-            "network that gives "
-            f"features, got {classes}."
-        )
-    if checked.optim is not None and checked.optim.teacher == "dense":
+    for rule in RULES:
+        if (refused := rule(checked)) is not None:
+            raise UserError(refused)
+    if checked.prune and checked.optim and checked.optim.teacher == "dense":
         file = None if checked.weights == "random" else checked.weights
-        if checked.prune is None or (checked.prune.tune_epochs and file is None):
-            raise UserError(
-                "optim.teacher=dense: is the network before pruning, of weights=<file>; here is "
-                "none."
-            )
         checked = checked.but(optim={"teacher": file if checked.prune.tune_epochs else None})
     return checked
 
@@ -378,12 +458,17 @@ WITH_FEATURES = (
 
 def refuse_without_classifier(command: str) -> None:
     """Raise UserError if ``command`` needs a classifier."""
-    if command not in WITH_FEATURES:
-        raise UserError(
-            f"backbone.num_classes: 0 leaves the classifier out, and mhprobe.{command} needs one; "
-            "leave it null. "
-            f"Features are for mhprobe.{', mhprobe.'.join(WITH_FEATURES[1:])}."
-        )
+    if (refused := _without_classifier(command)) is not None:
+        raise UserError(refused)
+
+
+def _without_classifier(command: str) -> str | None:
+    if command in WITH_FEATURES:
+        return None
+    return (
+        f"backbone.num_classes: 0 leaves the classifier out, and mhprobe.{command} needs one; "
+        f"leave it null. Features are for mhprobe.{', mhprobe.'.join(WITH_FEATURES[1:])}."
+    )
 
 
 def comes_with_weights(backbone: Any) -> bool:
