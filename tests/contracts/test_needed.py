@@ -149,7 +149,7 @@ def test_in_a_sweep_over_what_decides_nothing_is_refused():
     assert "prune.tune_epochs" in refusal(*asked)
     assert refusal(*asked, sweep=[tuned, "optim.lr=2e-3"]) == ""
     assert refusal(*asked, sweep=["seed=0,1"]) != ""  # negative control: a sweep over another key
-    assert refusal(*asked, sweep=["+experiment=a,b"]) == ""
+    assert refusal(*asked, sweep=["-m", "+experiment=a,b"]) == ""  # also behind a flag
 
 
 @pytest.mark.parametrize(

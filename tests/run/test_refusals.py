@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from mhprobe.errors import UserError, refuse_misfits
 from mhprobe.framework.run import builders, cli, launch
 from mhprobe.framework.run.construct import construct
 from mhprobe.framework.run.questions import of_run
-from mhprobe.framework.run.schema import RULES, TrainerSettings
+from mhprobe.framework.run.schema import RULES, TrainerSettings, refuse_absent_folders
 from mhprobe.weights.checkpoint import load_weights, save_checkpoint, save_weights
 from mhprobe.weights.description import pruned_description
 
@@ -414,8 +415,6 @@ def test_options_of_the_right_types_are_taken():
     [
         ("studies.voita", "voita.heads=[]", r"voita\.heads: expected different numbers.*got \[\]"),
         ("studies.voita", "voita.heads=[3,3]", r"voita\.heads: expected different.*got \[3, 3\]"),
-        ("studies.voita", "voita.probe=/nope", r"voita\.probe: no folder '/nope'"),
-        ("claims", "evidence.runs.training=/typo", r"evidence\.runs\.training: no folder '/typo'"),
         ("train", "+backbone.drop_path_rate=-1", r"backbone\.drop_path_rate: .* got -1"),
         ("train", "+backbone.patch_drop_rate=1.5", r"backbone\.patch_drop_rate: .* got 1\.5"),
         ("train", "name=../../esc", r"name: is a folder below out=outputs, got '\.\./\.\./esc'"),
@@ -429,6 +428,19 @@ def test_what_would_run_and_mean_nothing_is_refused_by_a_rule(command, override,
 
 
 def test_what_lies_beside_what_the_rules_refuse_is_taken(tmp_path):
-    asked = ("voita.heads=[3,2]", f"voita.probe={tmp_path}", "name=a/b", "weights=random")
+    asked = ("voita.heads=[3,2]", "name=a/b", "weights=random")
     cfg = runs.checked("studies.voita", *runs.TINY, *asked, "+backbone.drop_path_rate=0.0")
     assert all(rule(cfg) is None for rule in RULES) and cfg.name == "a/b"
+
+
+@pytest.mark.parametrize(
+    ("command", "key"), [("studies.voita", "voita.probe"), ("claims", "evidence.runs.training")]
+)
+def test_the_folder_of_another_run_is_looked_for_before_the_work_starts(command, key, tmp_path):
+    asked = (*runs.TINY, "weights=random", f"{key}={tmp_path / 'typo'}")
+    composed = runs.composed(command, *asked)
+    with pytest.raises(UserError, match=rf"^{re.escape(key)}: no folder '") as error:
+        launch.run(command, composed, tmp_path / "run")
+    assert one_line(error) and not (tmp_path / "run").exists()
+    (tmp_path / "typo").mkdir()
+    refuse_absent_folders(runs.checked(command, *asked))  # negative control: it is there now

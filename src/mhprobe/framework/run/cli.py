@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import BrokenExecutor
 from pathlib import Path
 from typing import Any, NoReturn
@@ -46,10 +46,11 @@ def main(command: str) -> None:
     listen(lambda number: _stopped(command, number))
     started: list[Path] = []
     mistakes: list[UserError] = []
+    words = tuple(sys.argv[1:])  # a launcher runs jobs in processes that have words of their own
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name=command)
     def application(cfg: DictConfig) -> None:
-        _job(command, cfg, started, mistakes)
+        _job(command, cfg, started, mistakes, words)
 
     try:
         application()
@@ -122,7 +123,13 @@ def flags_first(words: list[str]) -> list[str]:
     return [*(word for word in words if word not in overrides), *overrides]
 
 
-def _job(command: str, cfg: DictConfig, started: list[Path], mistakes: list[UserError]) -> None:
+def _job(
+    command: str,
+    cfg: DictConfig,
+    started: list[Path],
+    mistakes: list[UserError],
+    words: Sequence[str],
+) -> None:
     """Run a command, or one job of a sweep; a job that fails leaves a note in its folder."""
     from mhprobe.framework.run.launch import run
 
@@ -134,7 +141,7 @@ def _job(command: str, cfg: DictConfig, started: list[Path], mistakes: list[User
         with jobs.held(folder), jobs.settings(folder, cfg, job.overrides.task):
             refuse_empty(cfg, job.overrides.task)
             refuse_unread(cfg, job.overrides.task)
-            run(command, cfg, folder, job.overrides.task, sys.argv[1:] if sweeping else ())
+            run(command, cfg, folder, job.overrides.task, words if sweeping else ())
     except (
         UserError,
         OmegaConfBaseException,

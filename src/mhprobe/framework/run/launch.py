@@ -56,10 +56,11 @@ def run(
     """
     with _importing():
         from mhprobe.framework.run.needed import refuse_unneeded
-        from mhprobe.framework.run.schema import check
+        from mhprobe.framework.run.schema import check, refuse_absent_folders
 
     checked = check(task, cfg)
     refuse_unneeded(checked, typed, sweep)
+    refuse_absent_folders(checked)
     launched = "RANK" in os.environ or "SLURM_PROCID" in os.environ
     if "SLURM_PROCID" in os.environ:
         # srun's signal for the end of the time; Lightning would save inside the handler, where
@@ -97,7 +98,7 @@ def _importing() -> Iterator[None]:
 
 
 def module(task: str) -> Any:
-    """Return the module of a command: mhprobe.train, mhprobe.lab.papers.voita; of a package its __main__."""
+    """Return the module of a command: mhprobe.train, mhprobe.studies.voita; of a package its __main__."""
     quiet()
     importlib.import_module(
         "mhprobe.framework.run.builders"

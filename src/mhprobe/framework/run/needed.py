@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import OverrideParseException
+from hydra.errors import HydraException
 
 from mhprobe.errors import UserError
 from mhprobe.framework.run.schema import Config
@@ -235,7 +235,7 @@ def _varied(word: str) -> Iterator[str]:
 def _parsed(word: str) -> Any:
     try:
         return OverridesParser.create().parse_override(word)
-    except OverrideParseException:
+    except HydraException:  # a flag of the command line
         return None
 
 

@@ -335,22 +335,6 @@ def _sizes_of_voita(cfg: Config) -> str | None:
     return None
 
 
-def _probe_of_voita(cfg: Config) -> str | None:
-    folder = cfg.voita and cfg.voita.probe
-    if folder and not Path(folder).is_dir():
-        return f"voita.probe: no folder {quoted(folder)}. Give a run of mhprobe.probe, or null."
-    return None
-
-
-def _runs_of_claims(cfg: Config) -> str | None:
-    for name, folder in (cfg.evidence.runs if cfg.evidence else {}).items():
-        if folder and not Path(folder).is_dir():
-            return (
-                f"evidence.runs.{name}: no folder {quoted(folder)}. Give a run's folder, or null."
-            )
-    return None
-
-
 def _drop_path(cfg: Config) -> str | None:
     for key in ("drop_path_rate", "patch_drop_rate"):
         rate = cfg.backbone.get(key)
@@ -377,11 +361,21 @@ RULES: tuple[Callable[[Config], str | None], ...] = (  # a message, or None wher
     _classes,
     _dense_teacher,
     _sizes_of_voita,
-    _probe_of_voita,
-    _runs_of_claims,
     _drop_path,
     _inside,
 )
+
+
+def refuse_absent_folders(cfg: Config) -> None:
+    """Raise UserError for the folder of another run that is not there, before the work starts."""
+    folders: dict[str, Any] = {"voita.probe": cfg.voita and cfg.voita.probe}
+    for name, folder in (cfg.evidence.runs if cfg.evidence else {}).items():
+        folders[f"evidence.runs.{name}"] = folder
+    for key, folder in folders.items():
+        if folder and not Path(folder).is_dir():
+            raise UserError(
+                f"{key}: no folder {quoted(folder)}. Give the folder of a run, or null."
+            )
 
 
 def check(command: str, cfg: DictConfig) -> Config:
