@@ -267,7 +267,7 @@ def test_heads_above_chance_are_counted_where_a_test_says_so():
     value[:3] = level + 6 * error
     measure = {
         **{"name": "entropy", "about": "", "label": "entropy", "twin": None, "freedom": 999},
-        **{"columns": {"value": value.tolist()}, "chance": [level] * 40},
+        **{"columns": {"value": value.tolist()}, "chance": [level] * 40, "reference": "chance"},
         **{"low": (value - 1.962 * error).tolist(), "high": (value + 1.962 * error).tolist()},
     }
     assert (
@@ -279,6 +279,24 @@ def test_heads_above_chance_are_counted_where_a_test_says_so():
     measure |= {"low": None, "high": None, "freedom": None}
     (line,) = words.glance(heads, [measure])
     assert line["chance"] == "chance gives 1"  # without an interval nothing is counted
+
+
+def test_even_attention_is_a_reference_and_never_chance(tmp_path):
+    """Even attention has the largest entropy, so that no head above it is no finding."""
+    alone = Report(tmp_path, layout())
+    value = torch.linspace(1.0, 2.0, 12)
+    columns = {"value": value, "low": value - 0.1, "high": value + 0.1}
+    columns |= {"standard_error": torch.full((12,), 0.05), "images": torch.full((12,), 100.0)}
+    even = torch.full((12,), 2.83)
+    add_measure(alone, "entropy", "per_head", {**columns, "uniform": even}, "entropy (nats)")
+    add_measure(alone, "similarity", "per_head", {**columns, "null": even}, "similarity")
+    page = finish_report(tmp_path, "probe", layout())
+    run = read_run(tmp_path)
+    lines = {line["name"]: line for line in words.glance(atlas.heads(run), atlas.measures(run))}
+    assert lines["entropy"]["chance"] == "even attention would give 2.83"
+    assert lines["similarity"]["chance"].startswith("chance gives 2.83")
+    assert [one["reference"] for one in atlas.measures(run)] == ["even attention", "chance"]
+    assert "even attention would give 2.83" in page.read_text()
 
 
 def test_all_points_of_curves_keep_their_heads(page):

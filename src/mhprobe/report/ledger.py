@@ -45,7 +45,10 @@ class Entry(_Plain):
     interval: Annotated[list[Text], Field(max_length=2)] = Field(
         [], description="columns: the ends of 95 % intervals"
     )
-    chance: Text = Field("", description="the column that says what chance gives")
+    chance: Text = Field(
+        "",
+        description="the column of the reference: what chance gives, or even attention (uniform)",
+    )
     control: Text = Field(
         "", description="the column that says what a freshly initialised network gives"
     )
@@ -66,10 +69,15 @@ class Entry(_Plain):
         "", description="the result whose control, of a freshly initialised network, it is"
     )
     drawn: Text = Field("", description="the kind of figure")
-    caption: Text = Field("", description="how to read the figure, and what chance would give")
+    caption: Text = Field("", description="how to read the figure, and what it is read against")
     metrics: list[Text] = Field([], description="its numbers in metrics.json")
     table: File | None = Field(None, description="its table, a .csv")
     figure: File | None = Field(None, description="its figure, a .png")
+
+    @property
+    def reference(self) -> str:
+        """Return what the column ``chance`` is of: even attention, which nothing drew, or chance."""
+        return "even attention" if self.chance.startswith("uniform") else "chance"
 
     @property
     def reading(self) -> str:

@@ -35,7 +35,7 @@ function besides(choice) {
   if (!choice || !choice.main) return [];
   const found = [];
   if (choice.measure.twin) found.push({ name: "random network", says: "The same in a freshly initialised network", values: choice.measure.twin });
-  if (choice.measure.chance) found.push({ name: "chance", says: "What chance would give", values: choice.measure.chance });
+  if (choice.measure.chance) found.push({ name: choice.measure.reference, says: `What ${choice.measure.reference} would give`, values: choice.measure.chance });
   return found;
 }
 
@@ -83,7 +83,7 @@ function drawGrid() {
   byId("control-says")?.toggleAttribute("hidden", !differs);
   const marks = [];
   if (choice?.main)
-    for (const one of besides(choice)) marks.push({ name: `mean of ${one.name === "chance" ? "chance" : "a random network"}`, value: d3.mean(one.values) });
+    for (const one of besides(choice)) marks.push({ name: `mean of ${one.name === "random network" ? "a random network" : one.name}`, value: d3.mean(one.values) });
   const alike = Object.entries(choice?.main ? choice.measure.constants : {}).map(([name, value]) => `${name.replaceAll("_", " ")} ${number(value)}`);
   byId("legend").replaceChildren(decided ? el("p", { class: "note" }, "Blue is 1, pale is 0.") : choice ? colourBar(scale, choice.main ? choice.measure.label : choice.column.replaceAll("_", " "), marks.filter(({ value }) => value != null)) : "", alike.length ? el("p", { class: "note" }, `The same for all heads: ${alike.join(", ")}.`) : "");
   drawNeurons(choice?.main ? choice.measure : null);
@@ -189,14 +189,14 @@ function numbersOf(head) {
     const value = values[head.id];
     const against = [];
     if (measure.twin?.[head.id] != null) against.push(`random ${number(measure.twin[head.id])}`);
-    if (measure.chance?.[head.id] != null) against.push(`chance ${number(measure.chance[head.id])}`);
+    if (measure.chance?.[head.id] != null) against.push(`${measure.reference} ${number(measure.chance[head.id])}`);
     return el("tr", {}, el("th", { scope: "row" }, measure.name), el("td", {}, withInterval(value, measure.low?.[head.id], measure.high?.[head.id]).replaceAll(" to ", " to\u00a0")),
       el("td", { class: "number" }, value == null || isDecided(values) ? "–" : `${rankOf(values, head.id)} of ${values.filter((v) => v != null).length}`),
       el("td", {}, ...(against.length ? against.flatMap((text, i) => (i ? [el("br"), text] : [text])) : ["–"])));
   });
   if (!rows.length) return [];
   const random = CHOICES.some(({ measure }) => measure.twin?.[head.id] != null) ? " Random: the same head of a freshly initialised network." : "";
-  return [el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Numbers of this head" }, el("table", {}, el("thead", {}, el("tr", {}, ...["Measure", "Value (95\u00a0%)", "Rank", "Chance"].map((text) => el("th", { scope: "col" }, text)))), el("tbody", {}, ...rows))),
+  return [el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Numbers of this head" }, el("table", {}, el("thead", {}, el("tr", {}, ...["Measure", "Value (95\u00a0%)", "Rank", "Read against"].map((text) => el("th", { scope: "col" }, text)))), el("tbody", {}, ...rows))),
     el("p", { class: "note" }, `Rank 1 is the largest value.${random}`)];
 }
 
@@ -251,7 +251,7 @@ function mapsOf(head) {
     pictures[i] ? el("img", { src: pictures[i], alt: titles[i] ?? `image ${i}` }) : null,
     drawnMap(rows, `${name}, ${headName(head)}, ${titles[i] ?? `image ${i}`}`), el("figcaption", {}, titles[i] ?? `image ${i}`)));
   return [el("h3", {}, "Where it looks"), el("p", { class: "controls" }, el("label", {}, "Map ", menu)), el("div", { class: "maps" }, ...shown),
-    el("p", { class: "note" }, "Bright: much, each map on its own scale from 0. By chance, with even attention, a map would be one colour.")];
+    el("p", { class: "note" }, "Bright: much, each map on its own scale from 0. With even attention a map would be one colour.")];
 }
 
 function ordersOf(head) {

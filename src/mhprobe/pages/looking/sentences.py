@@ -1,4 +1,6 @@
-"""Sentences on a network's heads, each with its number, its 95 % interval over photographs, and what chance would give.
+"""Sentences on a network's heads, each with its number, its 95 % interval over photographs, and its reference.
+
+A reference is what chance, or even attention, would give.
 
 ``facts`` measures the heads on the photographs, and those of an untrained network. A rule takes
 ``Facts`` and returns a sentence, or None. A rule that names heads says by ``Claim`` which are sure,

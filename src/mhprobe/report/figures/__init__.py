@@ -17,7 +17,7 @@ P = ParamSpec("P")
 class Kind(Generic[P]):
     """A function that draws, called as such.
 
-    caption: how to read the figure, and what chance would give. draws_control: it draws the
+    caption: how to read the figure, and what it is read against. draws_control: it draws the
     untrained network itself, from the column "random_init".
     """
 

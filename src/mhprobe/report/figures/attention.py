@@ -149,7 +149,7 @@ def range_profile(
 @captioned(
     "Attention to each kind of key as a multiple of what even attention would give it: red more, "
     "blue less, white "
-    "is chance. Cells beyond the ends of the colours (at most one in twenty) take the last colour. "
+    "is as much. Cells beyond the ends of the colours (at most one in twenty) take the last colour. "
     "Kinds of which the "
     "model has no key are left out."
 )
@@ -265,7 +265,7 @@ def coinciding(lines: Mapping[str, Tensor]) -> dict[tuple[str, ...], Tensor]:
 @captioned(
     "Heads that look much at special keys (right) although it matters little (low) do nothing with "
     "them. The "
-    "dashed lines are even attention and equal slopes: what chance would give."
+    "dashed lines are the references: even attention and equal slopes."
 )
 def special_keys(
     layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS

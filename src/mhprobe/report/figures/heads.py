@@ -13,7 +13,7 @@ from mhprobe.report.figures import captioned, style
 from mhprobe.report.figures.pruned import LABEL_SHADES
 from mhprobe.report.figures.style import COLOURS, NAMELESS, Axes, Figure, Names
 
-# columns that say what a head without skill would score, and their colours
+# columns that a head is read against, and their colours
 REFERENCES = {"chance": "0.35", "null": "0.35", "uniform": "0.35", "random_init": "#D55E00"}
 NAMED = 3  # heads at either end, as block.head
 TestedP = Literal["p", "p_holm"]
@@ -31,7 +31,7 @@ FURTHEST = 3  # heads furthest from the line
     "reference, the heads "
     "in order, the first and the last by name (block.head): a bar is the 95 % interval over "
     "images, the line what "
-    "chance or a freshly initialised network gives. Heads whose intervals overlap are not told "
+    "chance, even attention or a freshly initialised network gives. Heads whose intervals overlap are not told "
     "apart.",
     draws_control=True,  # from the column "random_init"
 )
@@ -40,8 +40,8 @@ def per_head(
 ) -> Figure:
     """A row per layer and a column per head; beside it all heads in order, if there is an interval or a reference.
 
-    "low" and "high" are the interval; a column of ``REFERENCES`` is the score of a head without
-    skill.
+    "low" and "high" are the interval; a column of ``REFERENCES`` is what a
+    head is read against.
     """
     value = columns["value"].double()
     widest = max(site.num_heads for site in layout.sites)
@@ -71,6 +71,11 @@ def per_head(
     return figure
 
 
+def _called(name: str) -> str:
+    """Return a reference's name in a legend."""
+    return "even attention" if name == "uniform" else name.replace("_", " ")
+
+
 def _ranked(axes: Axes, layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> None:
     """Draw all heads from the largest value down, with intervals and references."""
     value = columns["value"].double()
@@ -86,9 +91,7 @@ def _ranked(axes: Axes, layout: HeadLayout, columns: Mapping[str, Tensor], label
     for name in REFERENCES:
         if name in columns:
             level = columns[name].double().expand(len(value))[order].tolist()
-            axes.plot(
-                rank, level, "_", color=REFERENCES[name], markersize=4, label=name.replace("_", " ")
-            )
+            axes.plot(rank, level, "_", color=REFERENCES[name], markersize=4, label=_called(name))
     if axes.get_legend_handles_labels()[0]:
         style.legend_above(axes)
     if not {"chance", "null", "uniform"} & set(

@@ -60,8 +60,9 @@ def measures(run: Run) -> list[dict[str, Any]]:
     """Return an entry per measure of single heads, with its columns of (A,) numbers, "value" first.
 
     constants: columns of one number for all heads, e.g. the entropy of even attention. chance,
-    twin: (A,) numbers, or None. low, high: the 95 % interval of "value", from ``freedom`` degrees
-    of freedom. neurons: see ``strips``.
+    twin: (A,) numbers, or None. reference: what "chance" is of: "chance", or "even attention".
+    low, high: the 95 % interval of "value", from ``freedom`` degrees of freedom. neurons: see
+    ``strips``.
     """
     return [
         {
@@ -71,6 +72,7 @@ def measures(run: Run) -> list[dict[str, Any]]:
             "columns": {c: short(table.column(c)) for c in values if c not in constants},
             "constants": constants,
             "chance": _of(table, entry.chance),
+            "reference": entry.reference,
             "twin": _of(table, entry.control),
             "low": _of(table, entry.interval[0] if entry.interval else ""),
             "high": _of(table, entry.interval[-1] if entry.interval else ""),
@@ -144,7 +146,7 @@ def pairs(run: Run) -> list[dict[str, Any]]:
                 **_words(entry),
                 "nearest": entry.alike or "largest",
                 "chance": _short(sum(levels) / len(levels)) if levels else None,
-                "chance_is": "chance" if entry.chance else "a random network's mean",
+                "chance_is": entry.reference if entry.chance else "a random network's mean",
                 "pairs": [
                     list(row)
                     for row in zip(*(short(table.column(c)) for c in compared), strict=True)

@@ -63,7 +63,10 @@ def findings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def glance(heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """Return a row per measure: highest and lowest head, and the number of heads that differ from chance."""
+    """Return a row per measure: highest and lowest head, and what they are read against.
+
+    Of chance with the number of heads that differ from it.
+    """
     rows = []
     for measure in measures:
         if not (order := by_size(measure)) or {*values(measure)} <= {
@@ -558,6 +561,8 @@ def _against(measure: Mapping[str, Any]) -> list[str]:
         return []
     levels = [measure["chance"][flat] for flat in tested]
     text = " to ".join(dict.fromkeys(rounded(level, 3) for level in (min(levels), max(levels))))
+    if measure["reference"] == "even attention":  # nothing was drawn: no test, and often the most
+        return [f"even attention would give {text}"]
     if None in (measure["freedom"], measure["low"]) or "value" not in measure["columns"]:
         return [f"chance gives {text}"]
     tested = [flat for flat in tested if measure["low"][flat] is not None]
