@@ -4,13 +4,11 @@ Exit codes: 0 done, 2 bad input, 130 interrupted, 143 stopped by SIGTERM (traini
 others are bugs.
 """
 
-import atexit
 import contextlib
 import os
 import re
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Iterable, Sequence
 from concurrent.futures import BrokenExecutor
@@ -59,28 +57,11 @@ def main(command: str) -> None:
     except (ValueError, TypeError) as error:  # Hydra's answer to data=3 and data=[3]
         if started:
             raise
-        nulls = [
-            word.lstrip("+").removesuffix("=null")
-            for word in sys.argv[1:]
-            if word.endswith("=null")
-        ]
-        for group in filter(options, nulls):
-            fail(f"{group}: expected one of {short(', '.join(options(group)), 200)}, got null.")
-        fail(
-            f"{' '.join(sys.argv[1:])}: a group is chosen by the name of an option ({error}). "
-            "--help lists them."
-        )
+        fail(_no_option(error))
     except OSError as error:
         if started:  # parts answer for their own files
             raise
-        place, why = (
-            error.filename or "the run's folder",
-            reason(error, Path(error.filename or ".")),
-        )
-        fail(
-            f"out: {place} cannot be written ({why}). Make room, or choose another folder with "
-            "out=<folder>."
-        )
+        fail(_unwritable(error))
     except BrokenExecutor:  # joblib gave up
         sys.exit(
             "mhprobe: a process of the sweep was killed, e.g. for want of memory, and joblib ended "
@@ -96,14 +77,29 @@ def main(command: str) -> None:
         sys.exit(130)
     if mistakes:
         sys.exit(2)
-    if (
-        _is_command()
-    ):  # end as Python does, but without deallocating torch's objects, which takes two seconds
-        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+
+
+def _no_option(error: Exception) -> str:
+    """Return the line for a group that got something else than the name of an option."""
+    ends = [word for word in sys.argv[1:] if word.endswith("=null")]
+    for group in (word.lstrip("+").removesuffix("=null") for word in ends):
+        names = options(group)
+        if names:
+            return f"{group}: expected one of {short(', '.join(names), 200)}, got null."
+    return (
+        f"{' '.join(sys.argv[1:])}: a group is chosen by the name of an option ({error}). "
+        "--help lists them."
+    )
+
+
+def _unwritable(error: OSError) -> str:
+    """Return the line for a run's folder that cannot be written."""
+    place = error.filename or "the run's folder"
+    why = reason(error, Path(error.filename or "."))
+    return (
+        f"out: {place} cannot be written ({why}). Make room, or choose another folder with "
+        "out=<folder>."
+    )
 
 
 def _is_command() -> bool:

@@ -383,28 +383,8 @@ def check(command: str, cfg: DictConfig) -> Config:
 
     UserError names the key, the rule and the value.
     """
-    if OmegaConf.is_missing(cfg, "weights") and comes_with_weights(cfg.backbone):
-        cfg = cast(DictConfig, OmegaConf.merge(cfg, {"weights": None}))
-    try:
-        plain: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
-    except MissingMandatoryValue as error:
-        raise UserError(_missing(str(error.full_key))) from None
-    except InterpolationKeyError as error:
-        reason = str(error.msg).splitlines()[0].rstrip(".")
-        raise UserError(f"{error.full_key}: {reason}; choose the option that has it.") from None
-    for path, value in leaves(plain, lists=True):
-        if isinstance(value, float) and not math.isfinite(value):  # nan passes every limit
-            raise UserError(f"{'.'.join(path)}: expected a finite number, got {value}.")
-    for section, key, part in (
-        (plain, "weights", ""),
-        (plain.get("optim") or {}, "teacher", "optim."),
-    ):
-        if (
-            isinstance(named := section.get(key), str)
-            and named not in ("random", "dense")
-            and Path(named).is_dir()
-        ):
-            section[key] = str(find_weights(named, key=part + key))
+    plain = _plain(cfg)
+    _take_files_of_folders(plain)
     checked: Config = _valid(Config, {**plain, "command": command})
     needed = settings(command) | ({"optim"} & sections(command))  # other groups may be taken away
     if gone := sorted(needed - plain.keys()):
@@ -418,6 +398,36 @@ def check(command: str, cfg: DictConfig) -> Config:
         file = None if checked.weights == "random" else checked.weights
         checked = checked.but(optim={"teacher": file if checked.prune.tune_epochs else None})
     return checked
+
+
+def _plain(cfg: DictConfig) -> dict[str, Any]:
+    """Return the configuration as plain containers. UserError for what is missing or not finite."""
+    if OmegaConf.is_missing(cfg, "weights") and comes_with_weights(cfg.backbone):
+        cfg = cast(DictConfig, OmegaConf.merge(cfg, {"weights": None}))
+    try:
+        plain: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
+    except MissingMandatoryValue as error:
+        raise UserError(_missing(str(error.full_key))) from None
+    except InterpolationKeyError as error:
+        reason = str(error.msg).splitlines()[0].rstrip(".")
+        raise UserError(f"{error.full_key}: {reason}; choose the option that has it.") from None
+    for path, value in leaves(plain, lists=True):
+        if isinstance(value, float) and not math.isfinite(value):  # nan passes every limit
+            raise UserError(f"{'.'.join(path)}: expected a finite number, got {value}.")
+    return plain
+
+
+def _take_files_of_folders(plain: dict[str, Any]) -> None:
+    """Put the file of weights in the place of a run's folder, in place."""
+    for section, key, part in (
+        (plain, "weights", ""),
+        (plain.get("optim") or {}, "teacher", "optim."),
+    ):
+        named = section.get(key)
+        if not isinstance(named, str) or named in ("random", "dense"):
+            continue
+        if Path(named).is_dir():
+            section[key] = str(find_weights(named, key=part + key))
 
 
 def _valid(section: type[_Section], values: dict[str, Any], where: str = "") -> Any:
