@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import timm
 import torch
 from safetensors.torch import save_file
 
-from mhprobe.backbones import input_spec
+from mhprobe.backbones import build, input_spec
 from mhprobe.errors import UserError
 from mhprobe.pages.looking import network as module
 from mhprobe.pages.looking.network import chosen
@@ -97,3 +99,113 @@ def test_what_is_no_network_is_answered_in_a_line(arguments, says, tmp_path):
     name, weights, size = arguments
     with pytest.raises(UserError, match=says):
         chosen(str(tmp_path) if name == "{here}" else name, weights, size)
+
+
+SMALL = dict(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=3)
+CONFIG = {
+    "architecture": "vit_tiny_patch16_224",
+    "num_classes": 0,
+    "model_args": SMALL,
+    "pretrained_cfg": {"input_size": [3, 32, 32], "mean": [0.5] * 3, "std": [0.5] * 3},
+}
+
+
+@pytest.fixture
+def of_timm(tmp_path):
+    """A folder as timm's save_for_hf writes it."""
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=0, **SMALL)
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+def test_a_folder_of_timm(of_timm):
+    assert chosen(of_timm).spec["size"] == (32, 32)
+    build(f"local-dir:{of_timm}", pretrained=True, num_classes=0)
+
+
+def sizes(**given):
+    return json.dumps({**CONFIG, "model_args": {**SMALL, **given}})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("5", "null", "[]", '"architecture"', "[" * 100_000 + "]" * 100_000, "{", "\x00"),
+        *('{"model_type": 5}', '{"model_type": []}', '{"model_type": null}', "9" * 5000, "NaN"),
+        *(json.dumps({**CONFIG, "architecture": value}) for value in (None, ["vit"], 5, {}, "")),
+        *(json.dumps({**CONFIG, "model_args": value}) for value in ([1], "x", 5, ["depth"])),
+        *(json.dumps({**CONFIG, "pretrained_cfg": value}) for value in ([1], "x", 5)),
+        *(
+            json.dumps({**CONFIG, "pretrained_cfg": {**CONFIG["pretrained_cfg"], **part}})
+            for part in (
+                *({"mean": "bright"}, {"mean": ["a"] * 3}, {"std": {}}, {"mean": []}),
+                *({"input_size": 5.5}, {"input_size": [3, 65536, 65536]}, {"input_size": "x"}),
+            )
+        ),
+        *(sizes(depth=value) for value in (1_000_000, 1e6, "2", [2], 5000)),
+        *(sizes(embed_dim=value) for value in (30000, "x", [24])),
+        *(sizes(img_size=value) for value in (16384, [1], {"a": 1}, "x")),
+        sizes(no_such=3),
+        json.dumps({**CONFIG, "architecture": "vit_7b_patch16_dinov3", "model_args": {}}),
+    ],
+    ids=lambda text: text[:12] + text[-60:],
+)
+def test_settings_of_the_wrong_kind_or_size_are_answered_in_a_line(of_timm, text, monkeypatch):
+    (of_timm / "config.json").write_text(text)
+    begun = time.monotonic()
+    for refused in (
+        lambda: chosen(of_timm),
+        lambda: build(f"local-dir:{of_timm}", pretrained=True, num_classes=0),
+    ):
+        with pytest.raises(UserError) as error:
+            refused()
+        assert "\n" not in str(error.value) and of_timm.name in str(error.value)
+        assert len(str(error.value)) < 600
+    assert time.monotonic() - begun < 60
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_pipe_or_a_device_in_a_folder_is_not_read(of_timm, name):
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        (of_timm / name).unlink()
+        make(of_timm / name)
+        with pytest.raises(UserError, match=f"{name}: not an ordinary file"):
+            chosen(of_timm)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *({"num_hidden_layers": value} for value in (1_000_000, "2", None, [2])),
+        *({"hidden_size": value} for value in (300_000, "x", None)),
+        *({"image_size": value} for value in (65536, "x", [28], {"a": 1})),
+        *({"model_type": value} for value in ("no_such", 5, None, "bert")),
+        {"num_attention_heads": 0},
+    ],
+    ids=str,
+)
+def test_settings_of_transformers_of_the_wrong_kind_are_answered_in_a_line(tmp_path, part):
+    transformers = pytest.importorskip("transformers")
+    own = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=32)
+    config = transformers.Dinov2Config(image_size=28, patch_size=14, **own)
+    transformers.Dinov2Model(config).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **part}))
+    begun = time.monotonic()
+    with pytest.raises(UserError) as error:
+        chosen(tmp_path)
+    assert tmp_path.name in str(error.value) and time.monotonic() - begun < 60
+
+
+@pytest.mark.parametrize(
+    "text", ["5", "null", "{", '{"image_mean": "bright"}', '{"image_std": [null, 1, 1]}']
+)
+def test_a_processor_of_the_wrong_kind_is_answered_in_a_line(tmp_path, text):
+    transformers = pytest.importorskip("transformers")
+    own = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=32)
+    config = transformers.Dinov2Config(image_size=28, patch_size=14, **own)
+    transformers.Dinov2Model(config).save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(text)
+    with pytest.raises(UserError, match="preprocessor_config"):
+        chosen(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import numpy as np
@@ -19,6 +20,9 @@ from mhprobe.data.base import InputSpec
 from mhprobe.errors import UserError
 from mhprobe.framework.run import builders
 from mhprobe.framework.run.resume import facts
+from mhprobe.io.code import file_digest
+from mhprobe.io.files import write
+from mhprobe.io.tensors import packed
 from mhprobe.weights.checkpoint import load_weights, save_weights
 from mhprobe.weights.teacher import Teacher, distillation, renormalised
 
@@ -270,6 +274,54 @@ def test_answers_that_lie_beside_a_teachers_file_are_taken_for_its_own_images_al
             answers("data.limit_train=24")
     with pytest.raises(pytest.fail.Exception, match="asked"):  # other training images
         answers("data.seed=5")
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda logits: {"logits": logits[:-1]},
+        lambda logits: {"logits": torch.cat([logits, logits[:1]])},
+        lambda logits: {"logits": logits[:, :1].contiguous()},
+        lambda logits: {"logits": logits[:, 1:].contiguous()},
+        lambda logits: {"logits": logits[0]},
+        lambda logits: {"logits": logits[..., None]},
+        lambda logits: {"logits": logits > 0},
+        lambda logits: {"logits": logits.long()},
+        lambda logits: {"logits": logits * torch.nan},
+        lambda logits: {"logits": logits / 0},
+        lambda logits: {"answers": logits},
+    ],
+)
+def test_answers_of_another_shape_or_type_beside_a_teacher_are_refused(
+    file, tmp_path, monkeypatch, edit
+):
+    teacher = shutil.copytree(file.parent, tmp_path / "shipped") / file.name
+    options = (f"cache_dir={tmp_path}", "data.limit_train=24")
+    model, data = recalled(tmp_path, teacher, *options)
+    monkeypatch.setattr(model.teacher, "_ask", lambda *_: pytest.fail("asked"))
+    whole = torch.zeros(data.sizes["train"], len(data.class_names))
+    about = {"teacher": file_digest(teacher)[:16], "images": data.images_of("train")}
+    answers = teacher.with_suffix(".answers")
+    write(answers, packed({"logits": whole}, about))
+    model.teacher.prepare(data, torch.device("cpu"))  # as they should be
+    write(answers, packed(edit(whole), about))
+    with pytest.raises(UserError, match=r"teacher\.answers: expected finite logits \(24, "):
+        model.teacher.prepare(data, torch.device("cpu"))
+
+
+def test_a_pipe_or_a_device_beside_a_teacher_is_not_read(file, tmp_path):
+    teacher = shutil.copytree(file.parent, tmp_path / "shipped") / file.name
+    model, data = recalled(tmp_path, teacher, f"cache_dir={tmp_path}", "data.limit_train=24")
+    answers = teacher.with_suffix(".answers")
+    for make in (
+        os.mkfifo,
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: (path.touch(), os.truncate(path, 50_000_000)),
+    ):
+        make(answers)
+        with pytest.raises(UserError, match=r"ordinary file|50,000,000 bytes"):
+            model.teacher.prepare(data, torch.device("cpu"))
+        answers.unlink()
 
 
 @pytest.mark.parametrize("name", ["mixup", "cutmix"])

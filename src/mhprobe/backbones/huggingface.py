@@ -5,7 +5,6 @@ weights are recorded it names one of this file. A model with a classifier holds 
 which ``mhprobe.attach`` finds.
 """
 
-import json
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mhprobe.backbones.base import Family, Seam, blocks_in, submodule
+from mhprobe.backbones.parts.bounds import bounded
+from mhprobe.backbones.parts.folders import held_in, read_config
 from mhprobe.backbones.parts.units import width_of
 from mhprobe.errors import UserError, refusing, short
 from mhprobe.gates.meanwhile import meanwhile
@@ -217,23 +218,31 @@ def from_folder(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
         raise UserError(
             f"{folder} is of transformers: pip install 'mhprobe[transformers]'."
         ) from None
+    read_config(folder)
+    settings, held = read_config(folder, "preprocessor_config.json"), held_in(folder)
     # a dozen unrelated types, from missing files to foreign classes
-    with refusing(
-        lambda error: (
-            f"{folder}: transformers cannot read it ({short(' '.join(str(error).split()), 200)})."
-        )
+    with (
+        refusing(
+            lambda error: (
+                f"{folder}: transformers cannot read it "
+                f"({short(' '.join(str(error).split()), 200) or type(error).__name__})."
+            )
+        ),
+        bounded(*held, str(folder)),
     ):
         model = AutoModel.from_pretrained(
             folder, local_files_only=True, use_safetensors=True, trust_remote_code=False
         )
     model = getattr(model, "vision_model", model)
-    spec = HuggingFace().input_spec(model)
-    processor = folder / "preprocessor_config.json"
-    if processor.is_file():
-        settings = json.loads(processor.read_text(encoding="utf-8"))
-        spec |= {
-            key: tuple(settings[f"image_{key}"])
-            for key in ("mean", "std")
-            if f"image_{key}" in settings
-        }
+    unknown = f"{folder}: the size of its images is unknown. Give a folder of a model for images."
+    kind = KINDS.get(type(model).__name__)
+    if kind is not None and kind.text:
+        raise UserError(unknown)
+    with refusing(lambda _: unknown, (AttributeError, TypeError)):
+        spec = HuggingFace().input_spec(model)
+    spec |= {
+        key: tuple(settings[f"image_{key}"])
+        for key in ("mean", "std")
+        if settings.get(f"image_{key}") is not None
+    }
     return model.eval(), spec

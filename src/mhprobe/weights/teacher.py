@@ -25,6 +25,7 @@ from mhprobe.data.source import other_classes
 from mhprobe.errors import UserError
 from mhprobe.io import files
 from mhprobe.io.code import code_digests, file_digest
+from mhprobe.io.ordinary import ordinary
 from mhprobe.io.progress import progress
 from mhprobe.io.tensors import packed, unpacked
 from mhprobe.weights.checkpoint import load_weights
@@ -86,14 +87,9 @@ class Recalled(Teacher):
 
         Each process keeps its share every minute. UserError where the teacher has no finite answer.
         """
-        shipped, of = unpacked(self.shipped) or ({}, {})
-        for answered in (data, data.limited(train=None)) if of.get("teacher") == self.file else ():
-            if of.get("images") == answered.images_of("train"):
-                rows = np.searchsorted(
-                    answered.splits["train"].positions, data.splits["train"].positions
-                )
-                self.logits = shipped["logits"][torch.from_numpy(rows)].float().to(device)
-                return
+        if (shipped := self._shipped(data)) is not None:
+            self.logits = shipped.to(device)
+            return
         data = copy.copy(data)
         data.spec = self.theirs
         precision = (
@@ -107,7 +103,9 @@ class Recalled(Teacher):
         path = self.folder / f"teacher-{'-'.join(about.values())}-{ranks.rank()}.safetensors"
         before, about_before = unpacked(path) or ({}, {})
         unasked = torch.full((data.sizes["train"], self.logits.shape[1]), torch.nan)
-        answers = before["logits"] if about_before == about else unasked
+        kept = before.get("logits", unasked) if about_before == about else unasked
+        same = kept.shape == unasked.shape and kept.dtype == unasked.dtype
+        answers = kept if same and not bool(kept.isinf().any()) else unasked
         missing = (ranks.total((~answers.isnan().any(1)).long()) == 0).nonzero().flatten()
 
         def keep() -> None:
@@ -119,6 +117,38 @@ class Recalled(Teacher):
             keep()
         count = ranks.total((~answers.isnan().any(1)).float())
         self.logits = (ranks.total(answers.nan_to_num()) / count[:, None]).to(device)
+
+    def _shipped(self, data: ImageData) -> Tensor | None:
+        """(N, C) answers to the training images from the file beside the weights; None without one that is of them.
+
+        UserError for a pipe, a device, more bytes than such answers have, and answers of another
+        shape or type or that are not finite.
+        """
+        if not self.shipped.exists():
+            return None
+        whole, classes = data.limited(train=None), self.logits.shape[1]
+        most = 1_000_000 + 8 * classes * max(whole.sizes["train"], data.sizes["train"])
+        named = "teacher: its answers"
+        tensors, of = unpacked(ordinary(self.shipped, most, named)) or ({}, {})
+        for answered in (data, whole) if of.get("teacher") == self.file else ():
+            if of.get("images") != answered.images_of("train"):
+                continue
+            logits, expected = tensors.get("logits"), (answered.sizes["train"], classes)
+            got = (
+                "none"
+                if logits is None
+                else f"{tuple(logits.shape)} of {str(logits.dtype).removeprefix('torch.')}"
+            )
+            fits = logits is not None and logits.is_floating_point() and logits.shape == expected
+            if logits is None or not fits or not bool(logits.isfinite().all()):
+                raise UserError(
+                    f"{named}: {self.shipped}: expected finite logits {expected} of floating "
+                    f"point, one row per training image, got {got}{', NaN or infinite' if fits else ''}. "
+                    "Delete the file; the teacher is asked again."
+                )
+            positions = (answered.splits["train"].positions, data.splits["train"].positions)
+            return logits[torch.from_numpy(np.searchsorted(*positions))].float()
+        return None
 
     @torch.no_grad()
     def _ask(

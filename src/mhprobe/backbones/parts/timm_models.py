@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import timm
@@ -12,8 +13,11 @@ from timm.models.vision_transformer_hybrid import ConvStem, HybridEmbed
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import nn
 
+from mhprobe.backbones.parts.bounds import planned
+from mhprobe.backbones.parts.folders import held_in, read_config
 from mhprobe.errors import UserError, first_line, quoted, refusing
 
+LOCAL = "local-dir:"
 SIZES = {
     "attn_head_dim",
     "img_size",
@@ -50,17 +54,13 @@ def build(
     _refuse_sizes({"attn_head_dim": attn_head_dim, **kwargs})
     if attn_head_dim is not None:
         kwargs["attn_layer"] = attention_of_width(attn_head_dim)
-    try:
+    with _failures_told(name, pretrained, attn_head_dim):
+        if name.startswith(LOCAL):
+            _plan(name, num_classes, kwargs)
         with untold():
             model: Any = timm.create_model(
                 name, pretrained=pretrained, num_classes=num_classes, **kwargs
             )
-    except UserError:
-        raise
-    except (OSError, RuntimeError) as error:
-        raise UserError(_unread(name, pretrained, error)) from error
-    except (TypeError, AssertionError, ValueError, ArithmeticError, IndexError) as error:
-        raise UserError(_unbuilt(name, attn_head_dim, error)) from error
     _refuse_cut_images(name, model)
     if (size := kwargs.get("img_size")) is not None and _noted_size(model) is None:
         model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, *to_2tuple(size))}
@@ -76,6 +76,23 @@ def _refuse_sizes(options: dict[str, Any]) -> None:
         too_small = type(value) is int and value < 1
         if key in SIZES and (isinstance(value, bool) or too_small):
             raise UserError(f"{key}: expected at least 1, got {value}.")
+
+
+@contextlib.contextmanager
+def _failures_told(name: str, pretrained: bool, attn_head_dim: int | None) -> Iterator[None]:
+    """Raise UserError, with what to change, where timm cannot make or fetch the model."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (OSError, RuntimeError) as error:
+        raise UserError(_unread(name, pretrained, error)) from error
+    except (TypeError, AssertionError, ValueError, ArithmeticError, IndexError) as error:
+        raise UserError(_unbuilt(name, attn_head_dim, error)) from error
+    except Exception as error:  # settings of a stranger fail anywhere
+        if ":" not in name:
+            raise
+        raise UserError(_not_there(name, error)) from error
 
 
 def _unread(name: str, pretrained: bool, error: Exception) -> str:
@@ -107,6 +124,14 @@ def _unbuilt(name: str, attn_head_dim: int | None, error: Exception) -> str:
     return f"backbone {name}: {first_line(error)}. Check the keys and sizes given under backbone."
 
 
+def _plan(name: str, num_classes: int | None, settings: dict[str, Any]) -> None:
+    """Make the model of a folder without memory. UserError where its sizes ask for more than its file holds."""
+    folder = Path(name.removeprefix(LOCAL))
+    read_config(folder)
+    with planned(*held_in(folder), f"backbone {name}"):
+        timm.create_model(name, pretrained=False, num_classes=num_classes, **settings)
+
+
 @contextlib.contextmanager
 def untold(library: str = "huggingface_hub", level: int = logging.ERROR) -> Iterator[None]:
     """Keep a library from logging below ``level`` for a while: the Hub logs each of a dozen retries."""
@@ -128,12 +153,9 @@ def registered(settings: dict[str, Any]) -> dict[str, Any]:
     if not place:
         return settings
     read = load_model_config_from_path if source == "local-dir" else load_model_config_from_hf
-    with (
-        refusing(
-            lambda error: _not_there(name, error), (OSError, RuntimeError, ValueError, KeyError)
-        ),
-        untold(),
-    ):
+    with refusing(lambda error: _not_there(name, error)), untold():
+        if source == "local-dir":
+            read_config(Path(place))
         _, architecture, theirs = read(place)
     return {
         **(theirs or {}),
@@ -155,7 +177,7 @@ def _instead_of(name: str) -> str:
 
 
 def _not_there(name: str, error: BaseException) -> str:
-    if name.startswith("local-dir:"):
+    if name.startswith(LOCAL):
         reason = "no folder with a config.json and weights as timm's save_for_hf writes them"
         return f"backbone {name}: {reason} ({first_line(error)})"
     return (

@@ -1,7 +1,6 @@
 """The network that a command names: a run, a file of weights, a folder of transformers', or a name of timm's."""
 
 import contextlib
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,7 +8,8 @@ from torch import nn
 
 from mhprobe.backbones import attach, backbone_of, build, input_spec, layout_of
 from mhprobe.backbones.huggingface import from_folder
-from mhprobe.errors import UserError, refusing
+from mhprobe.backbones.parts.folders import read_config
+from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.weights.checkpoint import load_weights
 from mhprobe.weights.foreign import model_from
@@ -108,9 +108,7 @@ def _built(model: nn.Module) -> Network:
 
 def _saved(place: Path) -> Network:
     """A network from a folder or a file."""
-    about = place / "config.json"  # of timm or transformers
-    with refusing(lambda error: f"look: {about} is no JSON ({error}).", (ValueError,)):
-        config = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
+    config = read_config(place) if place.is_dir() else {}  # of timm or transformers
     if "model_type" in config:
         model, spec = from_folder(place)
         return Network(model, place.name, spec)
