@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import threading
 from pathlib import Path
 
@@ -128,6 +129,29 @@ def test_who_searches_is_alone_and_the_next_reads_what_was_found(tmp_path):
         first.save(mask, None, scores)
     waiting.join(60)
     assert found == [True]
+
+
+def test_a_process_forked_during_a_search_does_not_keep_its_lock(tmp_path):
+    """As a loader's worker that lives longer than the search."""
+    ended, end = os.pipe()
+    with MaskCache(tmp_path, "key").alone():
+        worker = os.fork()
+        if worker == 0:
+            os.close(end)
+            os.read(ended, 1)  # until the test ends
+            os._exit(0)
+    waiting = threading.Thread(target=_search_once, args=(tmp_path,), daemon=True)
+    waiting.start()
+    waiting.join(20)
+    still_waits = waiting.is_alive()
+    os.close(end)
+    os.waitpid(worker, 0)
+    assert not still_waits
+
+
+def _search_once(folder) -> None:
+    with MaskCache(folder, "key").alone():
+        pass
 
 
 def test_without_locks_nobody_waits_and_nothing_fails(tmp_path, monkeypatch):

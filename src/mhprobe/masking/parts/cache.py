@@ -115,7 +115,8 @@ class MaskCache:
         """Let one process at a time ask; the others wait, and then read what it has found.
 
         Where files cannot be locked, as on some network file systems, nobody waits. The lock ends
-        with its process.
+        here, or with its process. A process that was forked meanwhile, such as a loader's worker,
+        does not keep it.
         """
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(ImportError, OSError):
@@ -128,6 +129,8 @@ class MaskCache:
                 except BlockingIOError:
                     log.info("another job searches this curve; waiting for what it finds")
                     fcntl.flock(handle, fcntl.LOCK_EX)
+                # closing the file would leave the lock with whoever was forked meanwhile
+                stack.callback(fcntl.flock, handle, fcntl.LOCK_UN)
             yield
 
     def _append(self, bodies: list[bytes]) -> None:
