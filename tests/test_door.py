@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -12,13 +13,31 @@ from mhprobe import __main__ as door
 from mhprobe.framework.run import sections
 
 
-def test_every_command_is_listed_with_what_it_does(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["mhprobe"])
+def said(monkeypatch, capsys, *argv: str) -> str:
+    """What ``mhprobe`` prints."""
+    monkeypatch.setattr(sys, "argv", ["mhprobe", *argv])
     door.main()
-    text = capsys.readouterr().out
+    return capsys.readouterr().out
+
+
+def explained(text: str) -> list[str]:
+    """The commands of which a listing says what they do."""
     lines = [line.removeprefix("  mhprobe ") for line in text.splitlines() if line.startswith("  ")]
-    listed = {line.split()[0] for line in lines}
-    assert listed == {*door.commands(), "demo"} >= set(sections.commands())
+    return [line.split()[0] for line in lines]
+
+
+def test_the_help_explains_seven_commands_and_names_the_others(capsys, monkeypatch):
+    text = said(monkeypatch, capsys)
+    first = explained(text)
+    assert len(first) == 7 and first[:3] == ["demo", "look", "train"]
+    rest = re.search(r"More: (.*?)\. `mhprobe more`", " ".join(text.split()))[1].split(", ")
+    assert {*first, *rest} == {*door.commands(), "demo"} and not {*first} & {*rest}
+    assert text == said(monkeypatch, capsys, "--help")
+
+
+def test_every_command_is_listed_with_what_it_does(capsys, monkeypatch):
+    text = said(monkeypatch, capsys, "more")
+    assert {*explained(text)} == {*door.commands(), "demo"} >= {*sections.commands()}
     for name, (module, _) in door.commands().items():
         assert (module == f"mhprobe.{name}") != (f"is the same ({name}: {module})" in text)
 

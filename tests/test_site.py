@@ -33,13 +33,29 @@ def hooks():
     return module
 
 
+def in_order(navigation: list) -> list[str]:
+    """The pages of a navigation, those of sections within sections too."""
+    found = []
+    for entry in navigation:
+        parts = entry.values() if isinstance(entry, dict) else [entry]
+        for part in parts:
+            found += [part] if isinstance(part, str) else in_order(part)
+    return found
+
+
+def test_the_tables_behind_the_pages_are_one_closed_section(hooks):
+    """The theme shows the pages of a section, and folds a section within one until it is opened."""
+    pages = [path.name for path in (ROOT / "docs").glob("*.md")]
+    (see,) = (part["See"] for part in hooks.navigation(pages) if "See" in part)
+    evidence = ["results.md", "headbench.md", "prunebench.md", "reliability.md", "levels.md"]
+    assert see[-1] == {"Evidence": evidence}
+    assert "Evidence" not in str(hooks.navigation(["look.md"]))
+
+
 def test_every_page_is_in_the_navigation_once(hooks):
     pages = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")]
     pages += ["index.md", "a_new_page.md"]
-    shown = [
-        page for section in hooks.navigation(pages) for here in section.values() for page in here
-    ]
-    assert sorted(shown) == sorted(pages)
+    assert sorted(in_order(hooks.navigation(pages))) == sorted(pages)
     assert hooks.navigation(pages)[0]["Start"][0] == "index.md"
     assert [*hooks.navigation(pages)[-1].items()] == [
         ("More", ["a_new_page.md"])

@@ -34,20 +34,22 @@ ORDER = {  # sections by what a reader wants, and their pages: a page that is no
             "maps.md",
             "reading-figures.md",
         ),
-        *("headbench.md", "claims.md", "results.md", "before_after.md", "run-folder.md", "papers/"),
+        *("claims.md", "before_after.md", "run-folder.md", "papers/"),
     ],
     "Prune": [
         "tutorials/engineer.md",
         "masking.md",
         "pruning.md",
-        "prunebench.md",
         "gates.md",
         "models.md",
     ],
     "Train and scale": ["training.md", "scaling.md", "dashboards.md"],
     "Teach": ["tutorials/teacher.md"],
-    "Contribute": ["extending.md", "api.md", "reliability.md", "levels.md", "changelog.md"],
+    "Contribute": ["extending.md", "api.md", "changelog.md"],
 }
+# Tables behind the other pages: a section within a section, which the theme keeps closed.
+EVIDENCE = ("results.md", "headbench.md", "prunebench.md", "reliability.md", "levels.md")
+BELOW = "See"  # the section that it is the last of
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -68,10 +70,10 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def navigation(pages: list[str]) -> list[dict[str, list[str]]]:
-    """Sections with their pages; what no section names is under More."""
-    left = sorted(pages)
-    sections = []
+def navigation(pages: list[str]) -> list[dict[str, list[Any]]]:
+    """Sections with their pages; what no section names is under More. Evidence is a section of one."""
+    left = sorted(page for page in pages if page not in EVIDENCE)
+    sections: list[dict[str, list[Any]]] = []
     for section, names in ORDER.items():
         here = [
             page
@@ -80,7 +82,9 @@ def navigation(pages: list[str]) -> list[dict[str, list[str]]]:
             if page == name or (name.endswith("/") and page.startswith(name))
         ]
         left = [page for page in left if page not in here]
-        sections += [{section: here}] if here else []
+        evidence = [page for page in EVIDENCE if page in pages and section == BELOW]
+        shown = [*here, *([{"Evidence": evidence}] if evidence else [])]
+        sections += [{section: shown}] if shown else []
     return sections + ([{"More": left}] if left else [])
 
 

@@ -1,19 +1,23 @@
 """python -m mhprobe, and the script mhprobe: a door to the commands.
 
-``mhprobe train ...`` is ``python -m mhprobe.train ...``. Alone it lists the commands: every module
-whose first line says ``python -m <its name>: what it does``, or ``mhprobe <command>: ...`` where
-its name is another.
+``mhprobe train ...`` is ``python -m mhprobe.train ...``. Alone it lists the commands that most people
+need, ``mhprobe more`` lists all: every module whose first line says ``python -m <its name>: what it
+does``, or ``mhprobe <command>: ...`` where its name is another.
 """
 
 import os
 import re
 import sys
+import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 
 from mhprobe.errors import one_line
 
 PACKAGE = Path(__file__).parent
 DEMO = ("train", "+experiment=demo")
+FIRST = ("demo", "look", "train", "probe", "mask", "prune", "shrink", "compare")
+SHOWN = 7  # of these, in the help
 # Commands that read folders, maybe a stranger's, and name no code of the user: they import nothing
 # from the folder that one stands in.
 READERS = {"report", "compare", "look", "dashboard", "studies.sweep"}
@@ -33,6 +37,30 @@ def commands() -> dict[str, tuple[str, str]]:
         if match and (match[2] == here or match[1] == "mhprobe "):
             modules[match[2]] = f"mhprobe.{here}", match[3]
     return modules
+
+
+def listing(modules: Mapping[str, tuple[str, str]], everything: bool = False) -> str:
+    """Return the help: the commands that most people need, and the names of the others.
+
+    modules: every command, and what it does. everything: say of all commands what they do.
+    """
+    first = [name for name in FIRST if name in modules][:SHOWN]
+    rest = [name for name in modules if name not in first]
+    lines = ["mhprobe: what does each attention head do, and which heads can go?", ""]
+    lines += [f"  mhprobe {name:<16} {modules[name][1]}" for name in first]
+    if everything:
+        lines += ["", "More:", *(f"  mhprobe {name:<16} {modules[name][1]}" for name in rest)]
+    else:
+        more = f"More: {', '.join(rest)}. `mhprobe more` says what they do."
+        lines += ["", *textwrap.wrap(more, 96, break_on_hyphens=False)]
+    lines += [
+        "",
+        "mhprobe COMMAND --help says more; python -m mhprobe.COMMAND is the same (look: "
+        "mhprobe.looking).",
+        "mhprobe GROUP=OPTION says what it is and which options it has, e.g. mhprobe measure=svcca.",
+        'eval "$(mhprobe --install-completion)" lets bash complete commands and settings.',
+    ]
+    return "\n".join(lines)
 
 
 @one_line()
@@ -58,18 +86,8 @@ def main() -> None:
         else:
             print(SCRIPT if name == "--install-completion" else about(name))
         return
-    print("mhprobe: what does each attention head do, and which heads can go?\n")
-    for command, (_, does) in modules.items():
-        print(f"  mhprobe {command:<16} {does}")
-    print(
-        "\nmhprobe COMMAND --help says more; python -m mhprobe.COMMAND is the same (look: "
-        "mhprobe.looking)."
-    )
-    print(
-        "mhprobe GROUP=OPTION says what it is and which options it has, e.g. mhprobe measure=svcca."
-    )
-    print('eval "$(mhprobe --install-completion)" lets bash complete commands and settings.')
-    if name not in ("--help", "-h"):
+    print(listing(modules, everything=name == "more"))
+    if name not in ("--help", "-h", "more"):
         print(
             f"mhprobe: there is no command {name!r}; there are {', '.join(modules)}.",
             file=sys.stderr,
