@@ -5,7 +5,7 @@ BIN := .venv/bin
 # the tests start a hundred processes that import the same files: each file is compiled once, wherever that is off
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test types tests docs fast fuzz papers bench bench-full levels models constraints licences clean lock audit test-oldest soak
+.PHONY: demo test types tests core docs fast fuzz papers bench bench-full levels models constraints licences clean lock audit test-oldest soak
 
 demo: .venv/installed
 	$(BIN)/python -m mhprobe demo
@@ -21,6 +21,10 @@ types: .venv/installed-test
 JOBS ?= 3
 tests: .venv/installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+# what a change to the library or the framework can break; pages and the lab have tests of their own
+core: .venv/installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/library tests/framework
 
 fast: .venv/installed-test
 	$(BIN)/python -m pytest -m "not slow"
@@ -52,7 +56,7 @@ docs: .venv/installed-docs
 # damage to every kind of file; make fuzz FUZZ=5000
 FUZZ ?= 500
 fuzz: .venv/installed-test
-	FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/faults
+	FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/framework/faults
 
 # after the whole suite has passed with what is installed
 constraints: .venv/installed-test
@@ -75,7 +79,7 @@ test-oldest: .venv/installed-supply
 
 # how often chance is called something: 500 draws of every law, a quarter of an hour
 levels: .venv/installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python tests/levels.py > levels.tmp && mv levels.tmp docs/levels.md
+	OMP_NUM_THREADS=1 $(BIN)/python tests/helpers/levels.py > levels.tmp && mv levels.tmp docs/levels.md
 
 # half an hour of train, probe, mask and prune in one process: what stays behind? make soak MINUTES=5
 MINUTES ?= 30

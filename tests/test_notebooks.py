@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-KERNEL = Path(__file__).parent / "kernel.py"
+KERNEL = Path(__file__).parent / "helpers" / "kernel.py"
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 FEWER = {"range(0, 316, 63)": "(0, 158)", "range(0, 529, 66)": "(0, 528)"}  # crops: 8 of 108
 SHORTER = {

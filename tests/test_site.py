@@ -18,7 +18,7 @@ from mhprobe.measures.svcca import SVCCA
 from mhprobe.pages.beside import keep
 from mhprobe.pages.html import write_report
 from models import tiny_vit
-from report_html.conftest import CLASSES, make_run
+from pages.report_html.conftest import CLASSES, make_run
 
 ROOT = Path(__file__).parents[1]
 pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install -e .[docs]")

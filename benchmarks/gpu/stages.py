@@ -90,8 +90,8 @@ class Kit:
 def stages() -> dict[str, Callable[[Kit], Any]]:
     """By name, in the order in which they are worth doing."""
     return {
-        "tests": lambda kit: run_tests(kit, "tests/gpu/test_gpu.py"),
-        "commands": lambda kit: run_tests(kit, "tests/gpu/test_commands.py"),
+        "tests": lambda kit: run_tests(kit, "tests/framework/gpu/test_gpu.py"),
+        "commands": lambda kit: run_tests(kit, "tests/framework/gpu/test_commands.py"),
         "two_ranks": two_ranks,
         "train_vit": lambda kit: train(kit, "vit"),
         "train_swin": lambda kit: train(kit, "swin"),

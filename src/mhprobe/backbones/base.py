@@ -103,7 +103,7 @@ class Family(ABC):
     empty), in place; the model's forward runs on, and ``sites`` names the site only if it has
     heads. None: they can be masked, not removed.
 
-    tests/contracts/test_backbones.py zeroes a head's rows of W_V in every family: its channels
+    tests/library/contracts/test_backbones.py zeroes a head's rows of W_V in every family: its channels
     alone become zero.
     """
 

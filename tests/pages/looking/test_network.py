@@ -1,0 +1,211 @@
+"""A network is found by what a user calls it: a run, a file, a folder of others' making, a name of timm's."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+
+from mhprobe.backbones import build, input_spec
+from mhprobe.errors import UserError
+from mhprobe.pages.looking import network as module
+from mhprobe.pages.looking.network import chosen
+from models import tiny_vit
+
+
+def test_a_name_of_timms_with_weights_of_any_training(tmp_path):
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=0).eval()
+    save_file(model.state_dict(), tmp_path / "w.safetensors")
+    found = chosen("vit_tiny_patch16_224", tmp_path / "w.safetensors", size=32)
+    images = torch.randn(1, 3, 32, 32)
+    assert torch.equal(found.model(images), model(images)) and found.spec["size"] == (32, 32)
+    untrained = found.twin()
+    assert not torch.equal(untrained(images), model(images))
+
+
+def test_images_are_made_smaller_where_their_own_size_would_take_minutes(monkeypatch):
+    monkeypatch.setattr(module, "MOST", 1_000_000)
+    found = chosen("vit_tiny_patch16_224", "random", None)
+    assert found.spec["size"] == (192, 192)
+    assert any("Images are 192 pixels wide and not 224" in note for note in found.notes)
+    assert any("untrained" in note for note in found.notes)
+    monkeypatch.setattr(module, "MOST", 10_000_000)
+    assert chosen("vit_tiny_patch16_224", "random").notes == (
+        "It is untrained: its weights are random.",
+    )
+
+
+def test_a_folder_of_transformers(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sizes = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=32)
+    model = transformers.Dinov2Model(
+        transformers.Dinov2Config(image_size=28, patch_size=14, **sizes)
+    ).eval()
+    model.save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1, 0.2, 0.3]}))
+    found = chosen(tmp_path)
+    images = torch.randn(1, 3, 28, 28)
+    assert torch.equal(found.model(images).last_hidden_state, model(images).last_hidden_state)
+    assert found.spec["size"] == (28, 28) and found.spec["mean"] == (0.1, 0.2, 0.3)
+    with pytest.raises(UserError, match="untrained"):
+        found.twin()
+
+
+def test_what_was_pushed_to_the_hub_is_found_there(tmp_path, monkeypatch):
+    weights = Path(__file__).parents[3] / "weights" / "cifar10_vit_stem"
+    files = {
+        "model.json": weights.with_suffix(".json"),
+        "model.safetensors": weights.with_suffix(".safetensors"),
+    }
+    for name, file in files.items():
+        (tmp_path / name).symlink_to(file)
+    monkeypatch.setattr(
+        "huggingface_hub.hf_hub_download", lambda repo, file, revision: str(tmp_path / file)
+    )
+    found = chosen("hf-hub:owner/name")
+    assert (
+        found.name == "hf-hub:owner/name"
+        and found.spec["size"] == (32, 32)
+        and found.layout.num_heads == 72
+    )
+    assert found.twin() is not None
+
+
+def test_a_network_of_a_notebook_is_taken_as_it_is():
+    model = tiny_vit()
+    found = chosen(model, None, None)
+    assert found.model is model and found.spec == input_spec(model)
+    with pytest.raises(UserError):  # its sizes are no default's: nothing says how to rebuild it
+        chosen(model).twin()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("vit_tiny_patch16_225", None, None), "no model 'vit_tiny_patch16_225'"),
+        (("vit_tiny_patch16_224", "nowhere.safetensors", None), "no file nowhere.safetensors"),
+        ((3, None, None), "expected a network or its name"),
+        (("{here}", "random", None), "leave them out"),
+        (("{here}", None, None), "holds no"),
+    ],
+)
+def test_what_is_no_network_is_answered_in_a_line(arguments, says, tmp_path):
+    name, weights, size = arguments
+    with pytest.raises(UserError, match=says):
+        chosen(str(tmp_path) if name == "{here}" else name, weights, size)
+
+
+SMALL = dict(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=3)
+CONFIG = {
+    "architecture": "vit_tiny_patch16_224",
+    "num_classes": 0,
+    "model_args": SMALL,
+    "pretrained_cfg": {"input_size": [3, 32, 32], "mean": [0.5] * 3, "std": [0.5] * 3},
+}
+
+
+@pytest.fixture
+def of_timm(tmp_path):
+    """A folder as timm's save_for_hf writes it."""
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=0, **SMALL)
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+def test_a_folder_of_timm(of_timm):
+    assert chosen(of_timm).spec["size"] == (32, 32)
+    build(f"local-dir:{of_timm}", pretrained=True, num_classes=0)
+
+
+def sizes(**given):
+    return json.dumps({**CONFIG, "model_args": {**SMALL, **given}})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("5", "null", "[]", '"architecture"', "[" * 100_000 + "]" * 100_000, "{", "\x00"),
+        *('{"model_type": 5}', '{"model_type": []}', '{"model_type": null}', "9" * 5000, "NaN"),
+        *(json.dumps({**CONFIG, "architecture": value}) for value in (None, ["vit"], 5, {}, "")),
+        *(json.dumps({**CONFIG, "model_args": value}) for value in ([1], "x", 5, ["depth"])),
+        *(json.dumps({**CONFIG, "pretrained_cfg": value}) for value in ([1], "x", 5)),
+        *(
+            json.dumps({**CONFIG, "pretrained_cfg": {**CONFIG["pretrained_cfg"], **part}})
+            for part in (
+                *({"mean": "bright"}, {"mean": ["a"] * 3}, {"std": {}}, {"mean": []}),
+                *({"input_size": 5.5}, {"input_size": [3, 65536, 65536]}, {"input_size": "x"}),
+            )
+        ),
+        *(sizes(depth=value) for value in (1_000_000, 1e6, "2", [2], 5000)),
+        *(sizes(embed_dim=value) for value in (30000, "x", [24])),
+        *(sizes(img_size=value) for value in (16384, [1], {"a": 1}, "x")),
+        sizes(no_such=3),
+        json.dumps({**CONFIG, "architecture": "vit_7b_patch16_dinov3", "model_args": {}}),
+    ],
+    ids=lambda text: text[:12] + text[-60:],
+)
+def test_settings_of_the_wrong_kind_or_size_are_answered_in_a_line(of_timm, text, monkeypatch):
+    (of_timm / "config.json").write_text(text)
+    begun = time.monotonic()
+    for refused in (
+        lambda: chosen(of_timm),
+        lambda: build(f"local-dir:{of_timm}", pretrained=True, num_classes=0),
+    ):
+        with pytest.raises(UserError) as error:
+            refused()
+        assert "\n" not in str(error.value) and of_timm.name in str(error.value)
+        assert len(str(error.value)) < 600
+    assert time.monotonic() - begun < 60
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_pipe_or_a_device_in_a_folder_is_not_read(of_timm, name):
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        (of_timm / name).unlink()
+        make(of_timm / name)
+        with pytest.raises(UserError, match=f"{name}: not an ordinary file"):
+            chosen(of_timm)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *({"num_hidden_layers": value} for value in (1_000_000, "2", None, [2])),
+        *({"hidden_size": value} for value in (300_000, "x", None)),
+        *({"image_size": value} for value in (65536, "x", [28], {"a": 1})),
+        *({"model_type": value} for value in ("no_such", 5, None, "bert")),
+        {"num_attention_heads": 0},
+    ],
+    ids=str,
+)
+def test_settings_of_transformers_of_the_wrong_kind_are_answered_in_a_line(tmp_path, part):
+    transformers = pytest.importorskip("transformers")
+    own = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=32)
+    config = transformers.Dinov2Config(image_size=28, patch_size=14, **own)
+    transformers.Dinov2Model(config).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **part}))
+    begun = time.monotonic()
+    with pytest.raises(UserError) as error:
+        chosen(tmp_path)
+    assert tmp_path.name in str(error.value) and time.monotonic() - begun < 60
+
+
+@pytest.mark.parametrize(
+    "text", ["5", "null", "{", '{"image_mean": "bright"}', '{"image_std": [null, 1, 1]}']
+)
+def test_a_processor_of_the_wrong_kind_is_answered_in_a_line(tmp_path, text):
+    transformers = pytest.importorskip("transformers")
+    own = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=32)
+    config = transformers.Dinov2Config(image_size=28, patch_size=14, **own)
+    transformers.Dinov2Model(config).save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(text)
+    with pytest.raises(UserError, match="preprocessor_config"):
+        chosen(tmp_path)
