@@ -20,7 +20,7 @@ FIRST = ("demo", "look", "train", "probe", "mask", "prune", "shrink", "compare")
 SHOWN = 7  # of these, in the help
 # Commands that read folders, maybe a stranger's, and name no code of the user: they import nothing
 # from the folder that one stands in.
-READERS = {"report", "compare", "look", "dashboard", "studies.sweep"}
+READERS = {"report", "compare", "look", "shrink", "dashboard", "studies.sweep"}
 
 
 def commands() -> dict[str, tuple[str, str]]:

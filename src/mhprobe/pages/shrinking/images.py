@@ -1,0 +1,131 @@
+"""Images that a network is shrunk on: class folders, a data set that needs no file, or photographs without labels."""
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mhprobe.data.base import ImageData, InputSpec
+from mhprobe.data.cifar10 import Cifar10
+from mhprobe.data.digits import Digits
+from mhprobe.data.images import ImageFolder
+from mhprobe.data.photos import Photos, listed
+from mhprobe.data.scenes import Scenes
+from mhprobe.data.source import Source, other_classes
+from mhprobe.errors import UserError, nearest, quoted
+from mhprobe.io.written import counted
+from mhprobe.weights.hub import PREFIX
+
+LEAST = 50  # images that choose, and as many that judge: of fewer an interval is over 5 points wide
+NAMED = {"digits": Digits, "scenes": Scenes}  # data sets that need no file
+UNUSED = 0.02  # share of photographs for validation, which nothing here asks for
+BATCH = 32  # images of a batch in training
+
+
+class Asked(NamedTuple):
+    """Images that a command asks for.
+
+    place: a folder or an archive; a name of ``NAMED``; None for the data set that the weights name.
+    labels: "folders" (the classes are folders' names) or "none". choose, judge: numbers of images.
+    """
+
+    place: str | None = None
+    labels: str = "folders"
+    choose: int = 2000
+    judge: int = 2000
+    seed: int = 0
+
+
+def check(asked: Asked, weights: str) -> None:
+    """Raise UserError for numbers that are too small, and for all files that are missing, before one is read."""
+    for option, got in (("images", asked.choose), ("test-images", asked.judge)):
+        if got < LEAST:
+            raise UserError(
+                f"--{option}: expected at least {LEAST}: of fewer no interval is worth a sentence, "
+                f"got {got}."
+            )
+    if asked.labels == "none" and asked.place is None:
+        raise UserError("--data: expected a folder or archive of photographs, got none.")
+    missing = []
+    if not (weights.startswith(PREFIX) or Path(weights).expanduser().exists()):
+        missing.append(f"{weights} does not exist; expected weights: a file, a run or {PREFIX}...")
+    place, named = asked.place, asked.labels != "none" and asked.place in NAMED
+    if place is not None and not named and not Path(place).expanduser().exists():
+        close = nearest(place, NAMED) if asked.labels != "none" else ""
+        missing.append(
+            f"--data: {place} does not exist; {close}expected a folder or archive of images"
+        )
+    if missing:
+        raise UserError(f"{'; and '.join(missing)}.")
+    if asked.labels == "none" and place is not None:
+        _, files = listed(place, "--data")
+        if len(files) < 2 * LEAST:
+            raise UserError(
+                f"--data: {place} has {counted(len(files), 'photograph')}, expected at least {2 * LEAST}: "
+                "half of them choose, the others judge."
+            )
+
+
+def images_of(asked: Asked, description: Mapping[str, Any], cache: str | Path) -> ImageData:
+    """Read the images for the network of ``description``.
+
+    Raises UserError for data that cannot be read, of other classes, or of too few images.
+    """
+    size = tuple(description["input"]["size"])
+    data = ImageData(
+        _source(asked, description["data"], max(size), cache),
+        batch_size=BATCH,
+        val_fraction=UNUSED if asked.labels == "none" else 0.1,
+        seed=asked.seed,
+        cache_dir=cache,
+        limit_train=asked.choose,
+        limit_test=asked.judge,
+        limit_val=1,
+    )
+    spec = {key: tuple(description["input"][key]) for key in ("size", "mean", "std")}
+    data.spec = InputSpec(**spec)
+    data.prepare_data()
+    data.setup()
+    theirs = description["class_names"]
+    if not data.unlabelled and (differ := other_classes(theirs, data.class_names)):
+        raise UserError(
+            f"--data: the weights have {differ} They were trained on {description['data']}. "
+            "Without their classes: --labels none."
+        )
+    for split, does in (("train", "choose"), ("test", "judge")):
+        if (got := data.sizes[split]) < LEAST:
+            raise UserError(
+                f"--data: {data.source.name} has {got} images to {does} on, expected at least "
+                f"{LEAST}. Add images."
+            )
+    return data
+
+
+def _source(asked: Asked, trained_on: str, side: int, cache: str | Path) -> Source:
+    """Return the source. side: pixels of the network's images."""
+    if asked.labels == "none":
+        return Photos(asked.place, stored_size=side)
+    if asked.place in NAMED:
+        return NAMED[asked.place]()
+    if asked.place is not None:
+        place = Path(asked.place).expanduser()
+        return Cifar10(place) if trained_on == "cifar10" else ImageFolder(place, side)
+    if trained_on in NAMED:
+        return NAMED[trained_on]()
+    if trained_on == "cifar10":
+        return Cifar10(None, cache)
+    raise UserError(
+        f"--data: the weights were trained on {quoted(trained_on)}; expected a folder or archive "
+        "of its images, train/<class>/* and test/<class>/*, or photographs with --labels none."
+    )
+
+
+def settings(data: ImageData) -> str:
+    """Return the settings with which ``mhprobe.train`` reads the same data; "" without labels."""
+    if data.unlabelled:
+        return ""
+    root = getattr(data.source, "root", None)
+    named = f"data={data.source.name}"
+    if root is None or getattr(data.source, "_may_download", False):
+        return named
+    return f"{named} data.root={shlex.quote(str(Path(root).resolve()))}"
