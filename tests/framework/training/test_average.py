@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import lightning as L
@@ -12,8 +13,14 @@ from torch import nn
 import mhprobe.train
 import runs
 from mhprobe.errors import UserError
-from mhprobe.framework.training.checkpoints import Average
+from mhprobe.framework.run import builders
 from mhprobe.weights.checkpoint import load_checkpoint, load_weights
+
+averaging = pytest.importorskip(
+    "mhprobe.framework.training.averaging",
+    reason="this lightning cannot average weights",
+    exc_type=ImportError,
+)
 
 # gates close so fast that the average of them stays open
 CLOSING = [
@@ -126,7 +133,7 @@ class Indexed(L.LightningModule):
 
 def test_indices_of_positions_are_not_averaged(tmp_path):
     """Each step once took them in part for the number below: .9 * 57 + .1 * 57 is less than 57."""
-    model, average = Indexed(), Average(0.9)
+    model, average = Indexed(), averaging.Average(0.9)
     begin = model.one.weight.flatten().tolist()
     L.Trainer(
         max_epochs=1,
@@ -142,3 +149,11 @@ def test_indices_of_positions_are_not_averaged(tmp_path):
     # the weights are: 1 step is taken as it is, of 3 more .1, .19 and .271 have arrived
     ((start, end),) = zip(begin, model.one.weight.flatten().tolist(), strict=True)
     assert end == pytest.approx(start - 0.1 - 0.1 * (0.1 + 0.19 + 0.271))
+
+
+def test_a_lightning_that_cannot_average_is_named_before_training(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mhprobe.framework.training.averaging", None)
+    with pytest.raises(UserError, match=r"optim.ema: expected lightning 2.6 or newer"):
+        builders._average(0.9)
+    monkeypatch.undo()
+    assert isinstance(builders._average(0.9), averaging.Average)  # the control

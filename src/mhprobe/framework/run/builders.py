@@ -32,7 +32,6 @@ from mhprobe.framework.run.sections import network
 from mhprobe.framework.run.wing import pages
 from mhprobe.framework.training.checkpoints import (
     AtomicCheckpointIO,
-    Average,
     SameRun,
     SaveOnTerminate,
     SeedEachStep,
@@ -258,9 +257,7 @@ def callbacks(
         SeedEachStep(cfg.seed),
         SameRun(facts(cfg, model.description, data.images_of("train", "val"))),
         StopAtNonFinite(),
-        *(
-            [] if cfg.optim.ema is None else [Average(decay=cfg.optim.ema)]
-        ),  # checkpoints hold the average
+        *([] if cfg.optim.ema is None else [_average(cfg.optim.ema)]),
         SaveOnTerminate(checkpoints),
         *(
             [GateHistory(report, cfg.gates.keep, cfg.gates.threshold)]
@@ -268,6 +265,18 @@ def callbacks(
             else []
         ),
     ]
+
+
+def _average(decay: float) -> L.Callback:
+    """Return the callback that averages the weights, which checkpoints then hold. UserError under older Lightning."""
+    try:
+        from mhprobe.framework.training.averaging import Average
+    except ImportError as error:
+        raise UserError(
+            f"optim.ema: expected lightning 2.6 or newer, which can average weights, got "
+            f"{L.__version__}. Update it, or leave optim.ema out."
+        ) from error
+    return Average(decay)
 
 
 def trainer(cfg: Config, callbacks: list[L.Callback], report: Report) -> L.Trainer:

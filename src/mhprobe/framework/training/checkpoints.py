@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, WeightAveraging
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from mhprobe.data.draws import reseed
@@ -133,29 +133,6 @@ class Best(ModelCheckpoint):
                 "no best.ckpt with the best accuracy so far (%.4f): chosen are epochs from here on",
                 score,
             )
-
-
-class Average(WeightAveraging):
-    """Lightning's average of the weights, at which others look, too; it stays if a run goes on from its last step.
-
-    decay: share of the average that a step leaves. Buffers of whole numbers (indices of positions)
-    are not averaged.
-    """
-
-    def __init__(self, decay: float) -> None:
-        super().__init__(
-            avg_fn=lambda mean, now, _: (
-                decay * mean + (1 - decay) * now if now.is_floating_point() else now
-            )
-        )
-
-    on_validation_epoch_end = L.Callback.on_validation_epoch_end
-    on_validation_end = (
-        WeightAveraging.on_validation_epoch_end
-    )  # puts the weights back, after others have looked
-    on_fit_end = (
-        WeightAveraging.on_train_end
-    )  # which Lightning skips for a run that goes on from its last step
 
 
 class SaveOnTerminate(L.Callback):

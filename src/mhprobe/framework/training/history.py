@@ -6,10 +6,10 @@ from typing import Any
 
 import lightning as L
 import torch
+from torch import nn
 
 from mhprobe.data.base import ImageData
 from mhprobe.framework.questions.material import look
-from mhprobe.framework.training.checkpoints import Average
 from mhprobe.gates import gates_of
 from mhprobe.measures.base import Measure
 from mhprobe.recording.measuring import label_of
@@ -158,9 +158,8 @@ class GateHistory(L.Callback):
             not self.steps or trainer.global_step > self.steps[-1]
         ):  # accumulating batches take no step
             self.steps.append(trainer.global_step)
-            averages: list[Any] = [part for part in trainer.callbacks if isinstance(part, Average)]  # type: ignore[attr-defined]
-            kept = averages[0]._average_model.module if averages else module
-            self.amounts.append(gates_of(kept).amount().detach().tolist())
+            gates = gates_of(_averaged(trainer) or module)
+            self.amounts.append(gates.amount().detach().tolist())
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write at the end; Lightning skips on_train_end for a run that goes on from its very last step."""
@@ -179,3 +178,11 @@ class GateHistory(L.Callback):
         self.report.add(
             {"gate_history": drawn.saying("how open the learned gate is", "it is more open")}
         )
+
+
+def _averaged(trainer: L.Trainer) -> nn.Module | None:
+    """Return the running average of the network, where the run keeps one (``optim.ema``)."""
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    found = (getattr(callback, "_average_model", None) for callback in callbacks)
+    average = next((each for each in found if each is not None), None)
+    return None if average is None else average.module
