@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import timm
 import torch
+from packaging.version import Version
 from torch import nn
 
 from mhprobe.backbones import input_spec
@@ -37,7 +39,30 @@ def tiny_swin(seed: int = 0, **kwargs) -> nn.Module:
         num_heads=(2, 3),
         num_classes=5,
     )
-    return timm.create_model("swin_tiny_patch4_window7_224", **{**settings, **kwargs}).eval()
+    model = timm.create_model("swin_tiny_patch4_window7_224", **{**settings, **kwargs}).eval()
+    _note_grids(model)
+    return model
+
+
+def _note_grids(model: nn.Module) -> None:
+    """Let each block note the grid that it computes on.
+
+    Before 1.0.31 timm notes 4 where it merges 9, and computes on 5.
+    """
+    if Version(timm.__version__) >= Version("1.0.31"):
+        return
+    height, width = model.patch_embed.grid_size
+    for number, layer in enumerate(model.layers):
+        if number:
+            height, width = -(-height // 2), -(-width // 2)
+        for block in layer.blocks:
+            block.input_resolution = (height, width)
+
+
+def needs_timm(version: str, what: str) -> None:
+    """Skip a test, by name, whose network this timm cannot make. what: follows "timm cannot make"."""
+    if Version(timm.__version__) < Version(version):
+        pytest.skip(f"timm {timm.__version__} cannot make {what}; {version} can")
 
 
 def tiny_eva(seed: int = 0, name: str = "vit_small_patch16_dinov3", **kwargs) -> nn.Module:
@@ -51,6 +76,12 @@ def tiny_rope(seed: int = 0, **kwargs) -> nn.Module:
     return tiny_eva(seed, "vit_small_patch16_rope_224", **kwargs)
 
 
+def tiny_apart() -> nn.Module:
+    """Queries, keys and values of layers of their own, with norms of queries and keys."""
+    needs_timm("1.0.30", "an EVA with norms of queries and keys")
+    return tiny_rope(qkv_fused=False, qk_norm=True)
+
+
 def tiny_tokens(name: str, **kwargs) -> nn.Module:
     """Of another family of timm's that takes the settings of its ViTs."""
     return tiny_eva(0, name, **kwargs)
@@ -58,6 +89,7 @@ def tiny_tokens(name: str, **kwargs) -> nn.Module:
 
 def tiny_swinv2(seed: int = 0) -> nn.Module:
     """As for Swin v1: ragged, shifted, padded."""
+    needs_timm("1.0.31", "a Swin v2 whose grid is no multiple of its window")
     torch.manual_seed(seed)
     settings = dict(
         img_size=18, patch_size=2, window_size=4, embed_dim=12, depths=(2, 2), num_heads=(2, 3)
@@ -158,7 +190,7 @@ TWINS = {
     "eva": tiny_eva,
     "eva_rope": tiny_rope,
     "eva_mixed": lambda: tiny_eva(name="vit_small_patch16_rope_mixed_224"),
-    "eva_apart": lambda: tiny_rope(qkv_fused=False, qk_norm=True),
+    "eva_apart": tiny_apart,
     "swinv2": tiny_swinv2,
     "beit": lambda: tiny_tokens(
         "beit_base_patch16_224"
