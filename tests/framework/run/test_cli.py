@@ -206,6 +206,12 @@ def test_flags_may_stand_anywhere(words, expected):
         ("images=[my dätä/one (1).png,2,three.png]", ["my dätä/one (1).png", 2, "three.png"]),
         ("images=[ä]", ["ä"]),
         ("images=[]ä", "[]ä"),
+        ("weights=outputs/epoch=3-step=9.ckpt", "outputs/epoch=3-step=9.ckpt"),
+        ("backbone.checkpoint=runs/lr=0.1,seed=0/m.pth", "runs/lr=0.1,seed=0/m.pth"),
+        ("data.root=photos(1", "photos(1"),
+        ("data.root=[a]b", "[a]b"),
+        ("data.root={x}", "{x}"),
+        ("images=[a=1.png,b.png]", ["a=1.png", "b.png"]),
     ],
 )
 def test_the_quotes_that_a_line_suggests_keep_the_value_what_it_is(word, value):

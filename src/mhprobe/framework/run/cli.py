@@ -20,6 +20,7 @@ from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -238,14 +239,9 @@ def explain(command: str, error: Exception) -> str:
     override = getattr(
         error, "override", None
     )  # a parser quotes only the end of what it could not read
-    if "LexerNoViableAlt" in text:
-        word = override or text.split("'")[-2]
-        key, _, value = word.partition("=")
-        odd = (
-            r"[^][,]*[^][,\w.-][^][,]*" if value[:1] + value[-1:] == "[]" else ".+"
-        )  # a list's odd items
-        value = re.sub(odd, r'"\g<0>"', value, flags=re.ASCII)
-        return f"{word}: Hydra's grammar takes such a value in quotes only: '{key}={value}'."
+    word = override or (text.split("'")[-2] if "LexerNoViableAlt" in text else "")
+    if isinstance(word, str) and (in_quotes := _in_quotes(word)):
+        return f"{word}: Hydra's grammar takes such a value in quotes only: {in_quotes}."
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if override is not None and override not in text:
         lines[0] = f"{override}: {lines[0]}"
@@ -257,6 +253,20 @@ def explain(command: str, error: Exception) -> str:
     if group is not None and "Available options" not in text:
         lines.append(f"Available options: {', '.join(options(group[1]))}.")
     return " ".join([lines[0] + ("" if lines[0].endswith((".", ":")) else "."), *lines[1:]])
+
+
+def _in_quotes(word: str) -> str:
+    """Return an override that Hydra cannot read with quotes around its value; "" if they are no help."""
+    key, _, value = word.partition("=")
+    tried = [re.sub(r".+", r'"\g<0>"', value)]
+    if value[:1] + value[-1:] == "[]":  # its odd items
+        odd = r"[^][,]*[^][,\w.-][^][,]*"
+        tried.insert(0, re.sub(odd, r'"\g<0>"', value, flags=re.ASCII))
+    for quoted in tried if value and "'" not in key else ():
+        with contextlib.suppress(HydraException):
+            OverridesParser.create().parse_override(f"{key}={quoted}")
+            return f"'{key}={quoted}'"
+    return ""
 
 
 def _unknown_key(command: str, text: str) -> str:
