@@ -14,6 +14,7 @@ from torch import nn
 from mhprobe.backbones.base import DirectPath, Family, Segments, blocks_in
 from mhprobe.backbones.parts import units
 from mhprobe.backbones.parts.narrow import Biased, NoHeads
+from mhprobe.backbones.parts.wrappers import called, kind_of, unwrapped
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite, Windows
 
@@ -31,12 +32,13 @@ class Windowed(Family):
 
     def sites(self, model: Any) -> Iterator[HeadSite]:
         for site, block in self._places(model, "attn"):
-            attn, kind = block.attn, type(block.attn)
+            attn, kind = unwrapped(block.attn), type(unwrapped(block.attn))
             if kind is NoHeads:
                 continue
-            if kind not in self.attention:
+            if kind_of(attn, self.attention) is None:
                 raise UserError(
-                    f"{site.name} is a {kind.__name__}, expected the WindowAttention of "
+                    called(site.name, attn, self.attention)
+                    or f"{site.name} is a {kind.__name__}, expected the WindowAttention of "
                     f"{self.title}."
                 )
             yield dataclasses.replace(

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from mhprobe.backbones.base import DirectPath, Family, Segments, blocks_in
 from mhprobe.backbones.parts import units
 from mhprobe.backbones.parts.narrow import Biased, NoHeads, Rotary
+from mhprobe.backbones.parts.wrappers import called, kind_of, unwrapped
 from mhprobe.errors import HeadsMixed, UserError
 from mhprobe.heads import Block, HeadSite
 
@@ -39,11 +40,13 @@ class Tokens(Family):
 
     def sites(self, model: Any) -> Iterator[HeadSite]:
         for number, block in enumerate(model.blocks):
-            if type(block) not in self.middle:
-                raise self.strange(f"blocks.{number}", block)
-            for name, attention in _named("attn", number, block):
-                if type(attention) not in (*self.attention, NoHeads):
-                    raise self.strange(name, attention)
+            if kind_of(block, self.middle) is None:
+                reason = called(f"blocks.{number}", block, self.middle)
+                raise UserError(reason) if reason else self.strange(f"blocks.{number}", block)
+            for name, attention in _named("attn", number, unwrapped(block)):
+                if kind_of(attention, (*self.attention, NoHeads)) is None:
+                    reason = called(name, attention, self.attention)
+                    raise UserError(reason) if reason else self.strange(name, attention)
                 if type(attention) is not NoHeads:
                     heads = attention.num_heads
                     units.no_norm_between(name, attention)
@@ -53,7 +56,7 @@ class Tokens(Family):
 
     def neurons(self, model: Any) -> Iterator[HeadSite]:
         for number, block in enumerate(model.blocks):
-            for name, mlp in _named("mlp", number, block):
+            for name, mlp in _named("mlp", number, unwrapped(block)):
                 yield from units.neurons(mlp, _site(model, number, name, 0, 1))
 
     def strange(self, name: str, module: nn.Module) -> UserError:
@@ -66,7 +69,7 @@ class Tokens(Family):
         )
 
     def blocks(self, model: Any) -> Iterator[Block]:
-        return blocks_in(model, "blocks", lambda block: self.middle[type(block)])
+        return blocks_in(model, "blocks", lambda block: self.middle[kind_of(block, self.middle)])
 
     def segments(self, model: Any) -> Segments | None:
         if units.other_forward(model, self.model):
@@ -124,9 +127,8 @@ class ViT(Tokens):
         return lambda images: functools.reduce(lambda x, part: part(x), parts, images), model.blocks
 
     def direct_path(self, model: Any) -> DirectPath:
-        odd = next(
-            (type(block).__name__ for block in model.blocks if type(block) is ResPostBlock), None
-        )
+        kinds = [kind_of(block, self.middle) for block in model.blocks]
+        odd = next((kind.__name__ for kind in kinds if kind is ResPostBlock), None)
         if odd is not None or units.other_forward(model, VisionTransformer):
             apart = f"{type(model).__name__} has its own forward"
             reason = f"a norm stands behind the heads of a {odd}" if odd else apart
