@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mhprobe.surgery.removal import prune_heads as prune_heads
     from mhprobe.weights.checkpoint import load_pruned as load_pruned
     from mhprobe.weights.hub import push_to_hub as push_to_hub
+    from mhprobe.weights.saving import save as save
 
 __version__ = "0.1.0"
 _HOME = {
@@ -41,6 +42,7 @@ _HOME = {
     "prune_heads": "surgery.removal",
     "push_to_hub": "weights.hub",
     "record": "recording.record",
+    "save": "weights.saving",
 }
 _MODULES = {"maps": "maps", "measures": "measures", "plot": "report.plot"}
 __all__ = sorted([*_HOME, *_MODULES])

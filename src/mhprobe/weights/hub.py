@@ -11,18 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-from timm.models import is_model_pretrained
 from torch import nn
 
 from mhprobe import __version__
 from mhprobe.backbones.parts import narrow
-from mhprobe.backbones.parts.timm_models import input_spec, untold
-from mhprobe.errors import UserError, first_line, refusing
-from mhprobe.io.files import write, write_all
+from mhprobe.backbones.parts.timm_models import untold
+from mhprobe.errors import UserError, first_line, quoted, refusing, short
+from mhprobe.io.files import reason, write, write_all
 from mhprobe.report.runs import words
 from mhprobe.report.runs.run import read_run
 from mhprobe.weights.checkpoint import load_weights, read_description, save_weights
-from mhprobe.weights.description import checked, for_timm
+from mhprobe.weights.saving import described
 
 PREFIX = "hf-hub:"
 NAMES = ("pruned.safetensors", "model.safetensors")  # in a run's folder; on the Hub only the last
@@ -47,6 +46,11 @@ def push_to_hub(
         readers of the card).
     Raises UserError if the files or the model cannot be described, or if the Hub refuses.
     """
+    if not isinstance(path_or_model, str | Path | nn.Module):
+        raise UserError(
+            "push_to_hub: expected a run's folder, a .safetensors beside its .json, or a model, got "
+            f"{quoted(path_or_model)}."
+        )
     with tempfile.TemporaryDirectory(prefix="mhprobe_") as folder:
         save_for_hub(path_or_model, Path(folder), **about)
         with _hub(repo):
@@ -65,7 +69,7 @@ def save_for_hub(path_or_model: str | Path | nn.Module, folder: Path, **about: A
     """
     pair, run = Path(folder) / NAMES[-1], None
     if isinstance(path_or_model, nn.Module):
-        save_weights(path_or_model, pair, _described(path_or_model, about))
+        save_weights(path_or_model, pair, described(path_or_model, about, "push_to_hub"))
     else:
         weights = find_weights(path_or_model)
         if about:
@@ -97,7 +101,10 @@ def find_weights(path: str | Path, names: Sequence[str] = NAMES, key: str = "wei
             ]
         return Path(files[-1])
     path = Path(path)
-    if not path.is_dir():
+    unread = f"{key}: {short(str(path), 100)} cannot be read"
+    with refusing(lambda error: f"{unread} ({reason(error, path)}).", (OSError,)):
+        folder = path.is_dir()
+    if not folder:
         return path
     for name in names:
         if (path / name).is_file():
@@ -105,39 +112,6 @@ def find_weights(path: str | Path, names: Sequence[str] = NAMES, key: str = "wei
     raise UserError(
         f"{key}: {path} holds no {' and no '.join(names)}. Give the folder of a run, or a file."
     )
-
-
-def _described(model: nn.Module, about: dict[str, Any]) -> dict[str, Any]:
-    """Describe a model in memory. UserError if the description does not rebuild it."""
-    config = getattr(model, "pretrained_cfg", {})
-    name, tagged = config.get("architecture"), f"{config.get('architecture')}.{config.get('tag')}"
-    description = {
-        "backbone": {
-            "name": tagged if is_model_pretrained(tagged) else name
-        },  # the tag may say the size of images
-        "class_names": [str(number) for number in range(getattr(model, "num_classes", 0))],
-        "data": "unknown",
-        "input": {key: list(value) for key, value in input_spec(model).items()},
-        **about,
-    }
-    if kept := getattr(model, "kept_heads", None):
-        description |= {"kept": kept, "proj_bias": "keep"}
-    if chosen_by := getattr(model, "chosen_by", None):  # of a loaded file
-        description["chosen_by"] = chosen_by
-    description["timm"] = for_timm(description)
-    checked(description, Path("push_to_hub"))
-    with tempfile.TemporaryDirectory(prefix="mhprobe_") as folder:
-        pair = Path(folder) / NAMES[-1]
-        save_weights(model, pair, description)
-        try:
-            load_weights(pair)
-        except UserError as error:
-            raise UserError(
-                "push_to_hub: the model is not what timm.create_model makes of "
-                f"{description['backbone']}; give its arguments: backbone=dict(name=..., "
-                f"img_size=...). ({error})"
-            ) from None
-    return description
 
 
 def card(description: dict[str, Any], folder: Path | None) -> str:
