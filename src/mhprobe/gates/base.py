@@ -61,6 +61,7 @@ class HeadGates(nn.Module):
     beside: Tensor | None = None  # (R, A), while R versions of the gates share a batch
     instead: Instead | None = None  # replacements for heads meanwhile
     filling: Filling | None = None  # replacement for the share of heads that gates leave out
+    form: tuple[Any, ...] | None = None  # of the model that they were made for, by ``form_of``
 
     def __init__(
         self,
@@ -140,6 +141,11 @@ class HeadGates(nn.Module):
             self._model = weakref.ref(model)
         elif self._model is None or (model := self._model()) is None:
             return
+        if self.form is not None and self.form != form_of(model):
+            raise UserError(
+                f"{type(model).__name__}: its input size was changed after attach() (set_input_size), "
+                "and these gates know the places of the old one. Attach again: mhprobe.attach(model)."
+            )
         if names := self.missing(model):
             raise UserError(
                 f"{names[0]}: its output projection has no gate (nor has that of {len(names) - 1} "
@@ -416,11 +422,24 @@ class Follower(nn.Module):
         return repr(self.hook.gates)
 
 
+def form_of(model: nn.Module) -> tuple[Any, ...]:
+    """Return the sizes of images, grids and windows in the model that has gates, or in the whole.
+
+    timm's set_input_size changes them.
+    """
+    named, every = ("img_size", "grid_size", "window_size"), list(model.modules())
+    holds = (part for part in every if isinstance(getattr(part, Follower.NAME, None), Follower))
+    inside = next(holds, model).modules()
+    parts = (tuple(getattr(part, name, None) for name in named) for part in inside)
+    return tuple(part for part in parts if any(of is not None for of in part))
+
+
 def put_on(model: nn.Module, gates: HeadGates, points: Sequence[nn.Module]) -> None:
     """Install gates on ``model``. points: the output projection of each site."""
     for number, point in enumerate(points):
         point.register_forward_pre_hook(Gate(gates, number))
     model.add_module(Follower.NAME, Follower(gates))
+    gates.form = form_of(model)
 
 
 def remove_gates(model: nn.Module) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, short
 
 
 @contextlib.contextmanager
@@ -53,6 +53,11 @@ def reason(error: OSError, path: Path) -> str:
 
 def unreadable(path: Path) -> str:
     """Return a clause on a path that is no file with something in it, with what to do; "" for one that is."""
+    try:
+        path.stat()
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):  # a name of 300 letters
+            return f"{short(str(path), 100)} cannot be read ({error.strerror})."
     if path.is_dir():
         return f"{path} is a folder, expected a file. Name the file of weights in it."
     if not path.is_file():

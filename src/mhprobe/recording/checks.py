@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -111,6 +111,16 @@ def check_batch(
         _check_memory(layout, needs, images)
 
 
+def check_lengths(images: int, **per_image: Tensor | None) -> None:
+    """Raise UserError for what should have one entry per image, by its name, and has not."""
+    for name, value in per_image.items():
+        if value is None:
+            continue
+        if not isinstance(value, Tensor) or value.shape[:1] != (images,):
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise UserError(f"record: {name}: expected one for each of {images} images, got {got}.")
+
+
 def _labels_called(labels: Any, images: int) -> str:
     """The shape and type of labels; their form, too, and the call that would make classes of them."""
     if not isinstance(labels, Tensor):
@@ -126,6 +136,10 @@ def _check_pictures(images: Any) -> None:
     if not isinstance(images, Tensor) or images.dim() != 4:
         got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
         raise UserError(f"record: images: expected a tensor (B, 3, height, width), got {got}.")
+    if images.layout is not torch.strided:
+        raise UserError(
+            f"record: images: expected a dense tensor, got {images.layout}; give images.to_dense()."
+        )
     if not len(images):
         raise UserError(f"record: images: expected at least one, got {tuple(images.shape)}.")
     if images.shape[-1] in (1, 3) and images.shape[1] not in (1, 3):
@@ -140,6 +154,33 @@ def _check_pictures(images: Any) -> None:
             "apply the model's "
             f"transform, e.g. timm.data.create_transform(**timm.data.resolve_model_data_config(model))."
         )
+
+
+def say_scale(images: Tensor, spec: Mapping[str, Any]) -> str:
+    """Return a sentence on images that look as if they were not normalised; "" for others.
+
+    spec: mean and std per channel that the model expects.
+    """
+    if images.dim() != 4 or not images.is_floating_point() or not images.numel():
+        return ""
+    least, largest = float(images.min()), float(images.max())
+    if least < 0 or (largest <= 1 and all(one == 0 for one in spec["mean"])):
+        return ""
+    if largest <= 1:
+        scale, todo = "0 to 1", "(images - mean) / std"
+    elif 20 < largest <= 65_535:
+        scale, todo = "0 to 255 or more", "(images / 255 - mean) / std"
+    else:
+        return ""
+    return (
+        f"their values lie between {least:.3g} and {largest:.3g}, as pixels from {scale} that were "
+        f"not normalised (a guess). This network saw {todo}, with mean {_short(spec['mean'])} and "
+        f"std {_short(spec['std'])}"
+    )
+
+
+def _short(numbers: Sequence[float]) -> str:
+    return f"({', '.join(f'{one:.3g}' for one in numbers)})"
 
 
 def check_labels(labels: Tensor | None, logits: Tensor) -> None:
@@ -169,6 +210,12 @@ def refuse_checkpointing(model: nn.Module) -> None:
             "record: gradient checkpointing runs blocks twice; call "
             "model.set_grad_checkpointing(False)."
         )
+    for name, module in model.named_modules():
+        if type(module).__name__ == "CheckpointWrapper":
+            raise UserError(
+                f"record: {name} is wrapped for activation checkpointing, which runs it twice; put "
+                f"model.{name}._checkpoint_wrapped_module in its place."
+            )
 
 
 def check_finite(

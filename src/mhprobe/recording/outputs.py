@@ -27,6 +27,7 @@ _NAMED = ("logits", "pooler_output", "image_embeds", "text_embeds")
 Output = int | str | None  # index or key of the logits among a model's outputs; None: found
 _asked: ContextVar[Output] = ContextVar("_asked", default=None)
 _said: "weakref.WeakKeyDictionary[nn.Module, str]" = weakref.WeakKeyDictionary()
+_looked_at: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()  # models whose outputs were seen
 
 
 @contextlib.contextmanager
@@ -72,7 +73,34 @@ def logits_of(output: Any, model: nn.Module | None = None) -> Tensor:
             "them in it (one tensor of a tuple, a dict's or an output's "
             f"{', '.join(_NAMED)}). Wrap it in a module that gives back one tensor."
         )
+    if model is not None and model not in _looked_at:
+        _look_once(tensor, model)
     return tensor.mean(1) if tensor.dim() == 3 else tensor
+
+
+def _look_once(tensor: Tensor, model: nn.Module) -> None:
+    """Log outputs that are probabilities where logits are expected, at the first outputs of a model."""
+    inside = torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(
+        tensor
+    )
+    if inside or type(tensor) is not Tensor or tensor.is_meta:  # whose numbers cannot be seen
+        return
+    _looked_at.add(model)
+    if tensor.dim() == 2 and (told := say_probabilities(tensor.detach())):
+        log.warning("the model's outputs: %s.", told)
+
+
+def say_probabilities(logits: Tensor) -> str:
+    """Return a sentence on (B, C) outputs that look like probabilities and not logits; "" for others."""
+    if not len(logits) or logits.shape[1] < 2 or not logits.is_floating_point():
+        return ""
+    sums = logits.float().sum(1)
+    if bool((logits < 0).any()) or not bool((sums - 1).abs().max() < 1e-2):
+        return ""
+    return (
+        "they are not negative and sum to 1 for each image, as probabilities (a guess). The loss "
+        "takes logits: give the network without its softmax"
+    )
 
 
 def _known(output: Any) -> Tensor | None:

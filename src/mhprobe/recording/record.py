@@ -33,6 +33,7 @@ from mhprobe.recording.checks import (
     check_batch,
     check_finite,
     check_labels,
+    check_lengths,
     check_model,
     refuse_checkpointing,
     sized,
@@ -121,6 +122,7 @@ def _recorded(
     )
     slopes, layout = named & {"grad", "attn_grad"}, layout or gates_of(model).layout
     check_batch(model, images, labels, layout, needs)
+    check_lengths(len(images), valid=valid, index=index, objects=objects)
     with (
         inspecting(model, gradients=bool(slopes)),
         Taps(model, layout, named) as taps,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from mhprobe.backbones import backbone_of, family_of
 from mhprobe.errors import UserError
+from mhprobe.gates.base import GateHook, gates_of
 from mhprobe.heads import HeadLayout, Stream
 from mhprobe.recording.outputs import slopes_along
 
@@ -82,9 +83,17 @@ class Taps(contextlib.ExitStack):
     def _tap_sites(self) -> None:
         for number, site in enumerate(self.layout.sites):
             seam, bind = self.family.seam(self.backbone, site), functools.partial
+            strange = [
+                hook
+                for hook in seam.point._forward_pre_hooks.values()
+                if not isinstance(hook, GateHook)
+            ]
             after = bind(_keeps, self._gated, number, bool(self.needs & {"grad", "attn_grad"}))
             before = bind(self._before_gate, number)
             self.enter_context(seam.point.register_forward_pre_hook(before, prepend=True))
+            if strange:
+                replaced = bind(self._refuse_replaced, number, strange[-1])
+                self.enter_context(seam.point.register_forward_pre_hook(replaced))
             self.enter_context(seam.point.register_forward_pre_hook(after))
             if self.attn and site.kind == "head":
                 self.enter_context(
@@ -129,6 +138,19 @@ class Taps(contextlib.ExitStack):
         if self.heads[number].numel():
             raise self.several("twice or more for one batch")
         self.heads[number] = args[0].detach()
+
+    def _refuse_replaced(self, number: int, hook: Any, module: nn.Module, args: Args) -> None:
+        """Raise UserError if the user's hook changes what the gates let through."""
+        gates, site = gates_of(self.backbone), self.layout.sites[number]
+        there = next(at for at, of in enumerate(gates.layout.sites) if of.name == site.name)
+        if torch.equal(args[0], gates(there, self.heads[number], module.training)):
+            return
+        name = getattr(hook, "__qualname__", type(hook).__name__)
+        raise UserError(
+            f"record: {site.name}: the forward pre-hook {name} on its projection replaces what "
+            "its heads give, so that neither masks nor slopes of heads say what they do. Remove the "
+            "hook first (handle.remove())."
+        )
 
 
 def _enters(places: dict[str, Tensor], place: str, _module: nn.Module, args: Args) -> None:

@@ -41,6 +41,11 @@ def heads(
                 f"plot.heads: {values.name} compares heads or layers; draw it with plot.pairs."
             )
         return _styled(per_head(values.heads, values.columns, values.label), style)
+    if not isinstance(values, Tensor):
+        raise UserError(
+            "plot.heads: values: expected values of mhprobe.measure, or (A,) numbers and their "
+            f"layout, got {quoted(values)}."
+        )
     if layout is None or values.shape != (layout.num_heads,):
         expected = (
             "the layout they belong to" if layout is None else f"({layout.num_heads},) numbers"
@@ -92,9 +97,17 @@ def maps(
 
     images: (B, 3, height, width), as the model saw them; each is stretched from black to white.
     seen: (B, H, rows, columns), from ``mhprobe.attention``. titles: of the H columns. query: (row,
-    column) of the patch that looks, which is framed. Raises UserError for maps of another number of
-    images, and a patch outside the grid.
+    column) of the patch that looks, which is framed. Of images of other than 3 channels the first
+    three are shown, or their mean in grey, as the figure says. Raises UserError for what are no
+    images or maps, maps of another number of images, and a patch outside the grid.
     """
+    for name, value in (("images", images), ("seen", seen)):
+        if not isinstance(value, Tensor) or value.dim() != 4:
+            got = tuple(value.shape) if isinstance(value, Tensor) else quoted(value)
+            form = (
+                "(B, channels, height, width)" if name == "images" else "(B, heads, rows, columns)"
+            )
+            raise UserError(f"plot.maps: {name}: expected {form}, got {got}.")
     if seen.dim() != 4 or len(seen) != len(images):
         raise UserError(
             f"plot.maps: expected ({len(images)}, heads, rows, columns) maps, got "
@@ -111,7 +124,7 @@ def maps(
         if titles is None
         else [str(title) for title in titles]
     )
-    pixels = images.detach().float().cpu()
+    pixels, called = in_colours(images.detach().float().cpu())
     low, high = pixels.amin((1, 2, 3), keepdim=True), pixels.amax((1, 2, 3), keepdim=True)
     pictures = (pixels - low) / (high - low).clamp(min=torch.finfo(pixels.dtype).tiny)
     names = [
@@ -122,7 +135,18 @@ def maps(
         name: Judged(of, label="attention", query=query)
         for name, of in zip(names, seen_by, strict=True)
     }
-    return _styled(draw_maps(pictures, ["image"] * len(images), columns), style)
+    return _styled(draw_maps(pictures, [called] * len(images), columns), style)
+
+
+def in_colours(images: Tensor) -> tuple[Tensor, str]:
+    """(B, C, h, w) of any channels -> (B, 3, h, w), the first three, or grey; and words on what is shown."""
+    channels = images.shape[1]
+    if channels == 3:
+        return images, "image"
+    if channels > 3:
+        return images[:, :3], f"image (channels 1 to 3 of {channels})"
+    grey = images.mean(1, keepdim=True).expand(-1, 3, -1, -1)
+    return grey, "image" if channels == 1 else f"image (mean of {channels} channels, grey)"
 
 
 def _styled(figure: Figure, style: Style) -> Figure:
