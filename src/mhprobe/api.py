@@ -7,9 +7,11 @@ values["gate_importance"]           # (A,) tensor, larger means more important; 
 values["gate_importance"].columns   # with its intervals; .to_frame() for pandas
 """
 
+import contextlib
 import functools
 import inspect
 import itertools
+import logging
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,7 +41,7 @@ from mhprobe.masking.parts.curve import masking_curve as trace_curve
 from mhprobe.masking.parts.trace import Curve
 from mhprobe.measures.base import Measure, MeasureWarning, fitted
 from mhprobe.measures.parts.hashing import image_numbers
-from mhprobe.recording.checks import check_batch
+from mhprobe.recording.checks import check_batch, say_scale
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.measuring import feed, fills_of, finished, label_of
 from mhprobe.recording.outputs import Of, Output, taking
@@ -48,6 +50,9 @@ from mhprobe.report.values import Found, Values
 from mhprobe.scoring.base import Score, looked, score_for
 from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.surgery.costs import costs
+from mhprobe.weights.normalisation import seen_by
+
+log = logging.getLogger(__name__)
 
 NO_IMAGES = (
     "loader: expected at least one image, got none. A generator can be read only once: give a list."
@@ -90,6 +95,7 @@ def measure(
     Raises UserError for what is no measure or no loader, two of one name, batches of another form,
     no image, and outputs of which several could be the logits.
     """
+    refuse_no_model("measure", model)
     batch = _split("measure", batch, label)
     one_of("measure", "show_progress", show_progress, Literal[True, False])
     named = _named(measures, attach(model).layout)
@@ -106,7 +112,9 @@ def measure(
     walked = [selection, loader] if choosing else [loader]
     device = next(model.parameters()).device
     begun, of = (
-        ([], target) if target is not None else _target(model, _batches(loader, device, batch))
+        ([], target)
+        if target is not None
+        else _target(model, _batches(loader, device, batch, model))
     )
     with progress(
         "measuring", sum(map(operator.length_hint, walked)), "batches", show_progress
@@ -188,6 +196,7 @@ def masking_curve(
     >>> [row["heads_masked"] for row in rows], rows[0]["accuracy"]
     ([0, 3, 6], 1.0)
     """
+    refuse_no_model("masking_curve", model)
     batch = _split("masking_curve", batch, label)
     _refuse_no_loader("masking_curve", loader, select_loader, "every mask is tried on it")
     whole_number("masking_curve: steps", steps, none="all units")
@@ -221,6 +230,11 @@ def _split(where: str, batch: Split, label: str | None) -> Split:
 
     Raises UserError for a key that is no text, or beside a function of the user's own.
     """
+    if not callable(batch):
+        raise UserError(
+            f"{where}: batch: expected a function that gives (images, labels or None) of an item, "
+            f"got {quoted(batch)}."
+        )
     if label is None:
         return batch
     if not isinstance(label, str):
@@ -283,7 +297,7 @@ def load(
     from mhprobe.weights.hub import ELASTIC, NAMES, find_weights
     from mhprobe.weights.normalisation import normalise_by, tell
 
-    if not isinstance(path, str | Path):
+    if not isinstance(path, str | Path) or len(str(path)) > 4096 or "\0" in str(path):
         raise UserError(
             f"load: path: expected a file, a folder or hf-hub:owner/name, got {quoted(path)}."
         )
@@ -324,27 +338,45 @@ def load(
 
 
 def photos(
-    folder: str | Path, model: nn.Module, batch_size: int = 32, limit: int | None = None
+    folder: str | Path,
+    model: nn.Module,
+    batch_size: int = 32,
+    limit: int | None = None,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    levels: float | Sequence[float] | None = None,
 ) -> PhotoLoader:
     """Make a loader of the photos in a folder, with the size, mean and deviation that ``model`` expects.
 
     The loader can be read repeatedly. It gives (B, 3, height, width) batches in the order of
-    ``loader.files``.
+    ``loader.files``; of a model for grey images (B, 1, height, width). ``loader.readings`` says how
+    files were interpreted, and where mean and deviation are from.
 
-    folder: a folder, .tar or .zip with images at any depth. model: a model of a supported family.
-    limit: largest number of images, taken evenly from all. Raises UserError for a folder without
-    images, and for a model that does not state its input size, mean and deviation, or takes other
-    than 3 channels.
+    folder: a folder, .tar or .zip with images at any depth; those that cannot be read are left out,
+    with a warning. model: a model of a supported family.
+    limit: largest number of images, taken evenly from all.
+    mean, std: of the pixels in [0, 1] that the model was trained on, per channel or one for all.
+    None takes the model's own; of a transformers model those of its processor; if there is none, a
+    guess, and one line says so.
+    levels: the value of a white pixel, e.g. 4095, or of a black and a white one. None takes 8 bits as
+    they are, and of more the fewest that hold the largest value, and one line says so.
+    Raises UserError for a folder without images, and for a model that does not state its input
+    size, or takes other than 1 or 3 channels.
     """
-    refuse_misfits(photos, {"folder": folder, "batch_size": batch_size, "limit": limit}, "photos")
+    given = {"folder": folder, "batch_size": batch_size, "limit": limit}
+    refuse_misfits(photos, given, "photos")
     refuse_no_model("photos", model)
-    if (channels := channels_of(backbone := backbone_of(model))) != 3:
+    backbone = backbone_of(model)
+    if (channels := channels_of(backbone)) not in (1, 3):
         raise UserError(
-            "photos: model: expected one that takes images of 3 channels, got one that takes "
+            "photos: model: expected one that takes images of 3 channels, or 1, got one that takes "
             f"{channels}. Make batches "
             f"of your own: any loader will do."
         )
-    return PhotoLoader(folder, **input_spec(backbone), batch_size=batch_size, limit=limit)
+    spec, reading = seen_by(backbone, mean, std, "photos")
+    loader = PhotoLoader(folder, **spec, batch_size=batch_size, limit=limit, levels=levels)
+    loader.tell(reading)
+    return loader
 
 
 def _refuse_no_loader(where: str, loader: Any, select_loader: Any, twice: str) -> None:
@@ -379,7 +411,7 @@ def _walked(model: nn.Module, loader: Iterable[Any], split: Split) -> _Walked:
     """
     device, layout = next(model.parameters()).device, attach(model).layout
     parts = []
-    for batch in _batches(loader, device, split):
+    for batch in _batches(loader, device, split, model):
         check_batch(model, batch.images, batch.labels, layout)
         parts.append(_marks(batch))
     if not any(map(len, parts)):
@@ -519,9 +551,12 @@ def _called(item: Any) -> str:
     )
 
 
-def _batches(loader: Iterable[Any], device: torch.device, split: Split) -> Iterator[Batch]:
+def _batches(
+    loader: Iterable[Any], device: torch.device, split: Split, model: nn.Module | None = None
+) -> Iterator[Batch]:
     """Yield the non-empty batches of ``loader`` on ``device``, images numbered from 0.
 
+    model: of which one line says if the first images look as if they were not normalised for it.
     UserError for other items.
     """
     first = 0
@@ -541,9 +576,18 @@ def _batches(loader: Iterable[Any], device: torch.device, split: Split) -> Itera
                 "loader: Batch.valid: expected bool, True for images that count, got "
                 f"{item.valid.dtype}."
             )
+        if model is not None and not first:
+            _tell_scale(model, item.images)
         index = first + torch.cumsum(item.valid.cpu(), 0) - 1
         first += int(item.valid.sum())
         yield item._replace(index=index.clamp(min=0), targets=None).to(device)
+
+
+def _tell_scale(model: nn.Module, images: Tensor) -> None:
+    """Log a line on images that look as if they were not normalised for the model."""
+    with contextlib.suppress(UserError):  # a model that does not say what it expects
+        if told := say_scale(images, input_spec(backbone_of(model))):
+            log.warning("loader: images: %s.", told)
 
 
 class CurveRows(list[dict[str, Any]]):

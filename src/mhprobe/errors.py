@@ -24,11 +24,13 @@ Natural = Annotated[int, 0]
 class UserError(ValueError):
     """Bad input.
 
-    The message is one line that says how to go on; line breaks in it become spaces.
+    The message is one line that says how to go on; line breaks in it become spaces, and bytes of
+    names that are no UTF-8 become \\xNN.
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.splitlines()))
+        line = " ".join(message.splitlines())
+        super().__init__(line.encode(errors="backslashreplace").decode())
 
 
 @contextlib.contextmanager

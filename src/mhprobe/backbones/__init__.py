@@ -10,16 +10,19 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from torch import inference_mode, nn
 
 from mhprobe.backbones.base import Family as Family
+from mhprobe.backbones.base import submodule
 from mhprobe.backbones.parts import timm_models
 from mhprobe.backbones.parts.units import first_channels, slice_heads
-from mhprobe.errors import HeadsMixed, UserError, quoted
-from mhprobe.gates import HeadGates, find_gates, put_on, remove_gates
+from mhprobe.backbones.parts.wrappers import unwrapped as unwrapped
+from mhprobe.errors import HeadsMixed, UserError, one_of, quoted, refusing
+from mhprobe.gates import HeadGates, find_gates, form_of, put_on, remove_gates
 from mhprobe.heads import KINDS, HeadLayout, Kind
+from mhprobe.io.readings import Reading
 
 
 def families() -> tuple[Family, ...]:
@@ -271,6 +274,21 @@ def input_spec(model: nn.Module) -> dict[str, Any]:
     return family_of(model).input_spec(model)
 
 
+def colours_of(model: nn.Module) -> Reading:
+    """Return the mean and deviation of ``input_spec`` in words, where they are from, and whether that is a guess."""
+    return family_of(model).colours(model)
+
+
+def readings_of(model: nn.Module) -> dict[str, Reading]:
+    """Return how a model's file and settings were interpreted, by what was read, with its mean and deviation."""
+    backbone = backbone_of(model)
+    noted = {**getattr(model, "readings", {}), **getattr(backbone, "readings", {})}
+    with contextlib.suppress(UserError):  # a model of texts sees no colours
+        reading = colours_of(backbone)
+        noted.setdefault(reading.what, reading)
+    return noted
+
+
 def channels_of(model: nn.Module) -> int:
     """Return the number of channels of an image that a model expects; 3 where its first layer is not known."""
     with contextlib.suppress(UserError):
@@ -316,12 +334,15 @@ def attach(
     True
     """
     refuse_no_model("attach", model)
+    if learnable is not None:
+        one_of("attach", "learnable", learnable, Literal[True, False])
     gates, kinds = find_gates(model), kinds_of(model, units)
     if (
         gates is not None
         and make is None
         and gates.layout.kinds == kinds
         and not gates.missing(model)
+        and gates.form in (None, form_of(backbone_of(model)))
     ):
         if learnable is not None:
             gates.learn(learnable)
@@ -345,9 +366,10 @@ def attach(
         )
     backbone = backbone_of(model)
     family, layout = family_of(backbone), layout_of(backbone, kinds)
-    remove_gates(model)
+    _refuse_shared(layout, [submodule(backbone, site) for site in layout.sites])
     usual = HeadGates if gates is None else gates.like
-    new = (make or usual)(backbone, layout)
+    new = _made(make or usual, backbone, layout)
+    remove_gates(model)
     if gates is not None:
         gates.hand_over(new, learned=make is None)
     if make is None and learnable is not None:
@@ -356,6 +378,36 @@ def attach(
     put_on(backbone, new, [family.seam(backbone, site).point for site in layout.sites])
     new.check(backbone)
     return new
+
+
+def _made(make: Callable[..., HeadGates], model: nn.Module, layout: HeadLayout) -> HeadGates:
+    """The gates that ``make`` gives. UserError for anything else, and for what cannot be called so."""
+    expected = "attach: make: expected a function of (model, layout) that gives gates, e.g. HardConcreteGates"
+    if not callable(make):
+        raise UserError(f"{expected}, got {quoted(make)}.")
+    try:
+        inspect.signature(make).bind(model, layout)
+    except ValueError:  # of a class in C
+        pass
+    except TypeError as error:
+        raise UserError(f"{expected}, got {quoted(make)} ({error}).") from None
+    with refusing(lambda error: f"{expected}, got {quoted(make)} ({error}).", (TypeError,)):
+        new = make(model, layout)
+    if not isinstance(new, HeadGates):
+        raise UserError(f"{expected}, got one that gives a {type(new).__name__}.")
+    return new
+
+
+def _refuse_shared(layout: HeadLayout, modules: Sequence[nn.Module]) -> None:
+    """Raise UserError for one module at two sites: one gate would hold heads of both."""
+    first: dict[int, str] = {}
+    for site, module in zip(layout.sites, modules, strict=True):
+        other = first.setdefault(id(module), site.name)
+        if other != site.name:
+            raise UserError(
+                f"attach: {site.name} is the same module as {other}, so that their heads cannot be "
+                "told apart. Give each place a block of its own: copy.deepcopy(block)."
+            )
 
 
 def detach(model: nn.Module) -> None:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from mhprobe.backbones.parts import timm_models, units
 from mhprobe.errors import UserError, refusing
 from mhprobe.heads import Block, HeadSite, HeadWeights
+from mhprobe.io.readings import Reading
 
 
 class Segments(NamedTuple):
@@ -229,6 +230,10 @@ class Family(ABC):
     def input_spec(self, model: Any) -> dict[str, Any]:
         """Return the input of the model: ``size`` (height, width) in pixels, ``mean`` and ``std`` per channel."""
         return timm_models.input_spec(model)
+
+    def colours(self, model: Any) -> Reading:
+        """The mean and deviation of ``input_spec``, and where they are from."""
+        return timm_models.colours(model)
 
     def classifier(self, model: Any) -> nn.Module:
         """Return the classifier, which makes logits of features; an Identity if the model only gives features."""

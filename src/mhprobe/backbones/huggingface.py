@@ -5,11 +5,18 @@ weights are recorded it names one of this file. A model with a classifier holds 
 which ``mhprobe.attach`` finds.
 """
 
-from collections.abc import Callable, Collection, Iterator
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from timm.data.constants import (
+    IMAGENET_DEFAULT_MEAN,
+    IMAGENET_DEFAULT_STD,
+    OPENAI_CLIP_MEAN,
+    OPENAI_CLIP_STD,
+)
 from timm.layers import to_2tuple
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,10 +24,12 @@ from torch.nn import functional as F
 from mhprobe.backbones.base import Family, Seam, blocks_in, submodule
 from mhprobe.backbones.parts.bounds import bounded
 from mhprobe.backbones.parts.folders import held_in, read_config
+from mhprobe.backbones.parts.timm_models import colours_read
 from mhprobe.backbones.parts.units import width_of
 from mhprobe.errors import UserError, refusing, short
 from mhprobe.gates.meanwhile import meanwhile
 from mhprobe.heads import Block, HeadSite, Windows
+from mhprobe.io.readings import Reading
 
 IMPLEMENTATION = "mhprobe_open"
 # functions of torch that transformers' own implementations call; others' kernels show nothing
@@ -134,7 +143,12 @@ class HuggingFace(Family):
         return embedded.flatten(2).mT if embedded.dim() == 4 else embedded  # of a convolution
 
     def input_spec(self, model: Any) -> dict[str, Any]:
-        return {"size": to_2tuple(model.config.image_size), "mean": (0.5,) * 3, "std": (0.5,) * 3}
+        mean, std, _ = colours(model)
+        return {"size": to_2tuple(model.config.image_size), "mean": mean, "std": std}
+
+    def colours(self, model: Any) -> Reading:
+        mean, std, source = colours(model)
+        return colours_read(mean, std, source or f"usual for {type(model).__name__}", not source)
 
 
 class HuggingFaceSwin(HuggingFace):
@@ -167,6 +181,68 @@ class HuggingFaceSwin(HuggingFace):
             yield from blocks_in(
                 model, f"encoder.layers.{stage}.blocks", lambda _: "layernorm_after", stage
             )
+
+
+Numbers = tuple[float, ...]
+_HALF = ((0.5,) * 3, (0.5,) * 3)
+_IMAGENET = (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
+# the mean and deviation in the processors of the families' published weights; others have halves
+_PUBLISHED: dict[str, tuple[Numbers, Numbers]] = {
+    **dict.fromkeys(("DeiTModel", "Dinov2Model", "Dinov2WithRegistersModel"), _IMAGENET),
+    **dict.fromkeys(("DINOv3ViTModel", "SwinModel"), _IMAGENET),
+    "CLIPVisionModel": (OPENAI_CLIP_MEAN, OPENAI_CLIP_STD),
+}
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+
+
+def colours(model: Any) -> tuple[Numbers, Numbers, str]:
+    """Return mean and deviation per channel of the pixels in [0, 1] that a model saw, and their file's name.
+
+    They are in the file of its processor, in the folder or the Hub's cache that the model is from.
+    "" for the file's name: none is there, and those of the family's published weights are returned.
+    Raises UserError for a damaged file.
+    """
+    for file in _processors(model):
+        if (found := colours_in(read_config(file.parent, file.name))) is not None:
+            return (*found, file.name)
+    channels = getattr(model.config, "num_channels", 3)
+    mean, std = _PUBLISHED.get(type(model).__name__, _HALF)
+    return (mean, std, "") if channels == 3 else ((0.5,) * channels, (0.5,) * channels, "")
+
+
+def _processors(model: Any) -> Iterator[Path]:
+    """Files of processors beside the weights that a model was loaded from. Nothing is downloaded."""
+    name = str(getattr(model.config, "_name_or_path", "") or "")
+    if not name:
+        return
+    if Path(name).is_dir():
+        yield from (Path(name) / file for file in PROCESSORS if (Path(name) / file).exists())
+        return
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    for file in PROCESSORS:
+        with contextlib.suppress(HFValidationError):  # a name that is no repository's
+            if isinstance(found := try_to_load_from_cache(name, file), str):
+                yield Path(found)
+
+
+def colours_in(settings: Mapping[str, Any]) -> tuple[Numbers, Numbers] | None:
+    """Mean and deviation of pixels in [0, 1] in a processor's settings; None where it has none.
+
+    A processor multiplies bytes by ``rescale_factor`` first, which need not be 1 / 255.
+    """
+    inner = settings.get("image_processor")
+    settings = inner if isinstance(inner, Mapping) else settings
+    mean, std = settings.get("image_mean"), settings.get("image_std")
+    if settings.get("do_normalize") is False:
+        mean, std = [0.0] * 3, [1.0] * 3
+    if mean is None or std is None:
+        return None
+    factor = settings.get("rescale_factor")
+    unit = 255 * (1 / 255 if factor is None else factor)
+    unit = 255.0 if settings.get("do_rescale") is False else unit
+    return tuple(one / unit for one in mean), tuple(one / unit for one in std)
 
 
 def _output(attention: Any, model: nn.Module, name: str) -> Any:
@@ -209,6 +285,8 @@ def _open(
 def from_folder(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     """The image model in a folder that transformers saved, and its images' size, mean and std.
 
+    Mean and std are those of its processor, or usual for its family.
+
     Nothing is downloaded, and no code in the folder is run. UserError where transformers is
     missing, or cannot read it.
     """
@@ -219,7 +297,7 @@ def from_folder(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
             f"{folder} is of transformers: pip install 'mhprobe[transformers]'."
         ) from None
     read_config(folder)
-    settings, held = read_config(folder, "preprocessor_config.json"), held_in(folder)
+    held = held_in(folder)
     # a dozen unrelated types, from missing files to foreign classes
     with (
         refusing(
@@ -234,15 +312,12 @@ def from_folder(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
             folder, local_files_only=True, use_safetensors=True, trust_remote_code=False
         )
     model = getattr(model, "vision_model", model)
+    model.config._name_or_path = str(folder)  # of a part it is empty
     unknown = f"{folder}: the size of its images is unknown. Give a folder of a model for images."
     kind = KINDS.get(type(model).__name__)
     if kind is not None and kind.text:
         raise UserError(unknown)
     with refusing(lambda _: unknown, (AttributeError, TypeError)):
-        spec = HuggingFace().input_spec(model)
-    spec |= {
-        key: tuple(settings[f"image_{key}"])
-        for key in ("mean", "std")
-        if settings.get(f"image_{key}") is not None
-    }
-    return model.eval(), spec
+        spec = {"size": to_2tuple(model.config.image_size)}
+    mean, std, _ = colours(model)
+    return model.eval(), spec | {"mean": mean, "std": std}

@@ -17,9 +17,11 @@ from torch.nn import functional as F
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 
 from mhprobe.backbones.base import Family, Seam, Segments, blocks_in, submodule
+from mhprobe.backbones.parts.timm_models import colours_read
 from mhprobe.backbones.parts.units import Parts, other_forward
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite
+from mhprobe.io.readings import Reading
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
@@ -186,6 +188,9 @@ class TorchvisionViT(MultiHead):
 
     def input_spec(self, model: Any) -> dict[str, Any]:
         return {"size": (model.image_size,) * 2, **IMAGENET}
+
+    def colours(self, model: Any) -> Reading:
+        return colours_read(**IMAGENET, source="ImageNet's, as of torchvision's weights")
 
 
 class Encoder(MultiHead):

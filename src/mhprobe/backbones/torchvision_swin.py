@@ -21,9 +21,11 @@ from torchvision.models.swin_transformer import (
 
 from mhprobe.backbones.base import Family, Seam, Segments, blocks_in, submodule
 from mhprobe.backbones.multihead import IMAGENET
+from mhprobe.backbones.parts.timm_models import colours_read
 from mhprobe.backbones.parts.units import other_forward, width_of
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite, Windows
+from mhprobe.io.readings import Reading
 
 
 class _Met(TorchFunctionMode):
@@ -135,6 +137,9 @@ class TorchvisionSwin(Family):
 
     def input_spec(self, model: Any) -> dict[str, Any]:
         return {"size": _size(model), **IMAGENET}
+
+    def colours(self, model: Any) -> Reading:
+        return colours_read(**IMAGENET, source="ImageNet's, as of torchvision's weights")
 
 
 def _size(model: Any) -> tuple[int, int]:

@@ -21,10 +21,11 @@ from mhprobe.errors import UserError, first_line, refusing
 from mhprobe.io.code import file_digest
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
-LARGEST = 2**30  # bytes of one file: an image is smaller, a bomb is not
+LARGEST = 6 * 10**8  # bytes of one file: of the largest image that is read, in 16-bit colours
 MOST = 2**24  # files: more than any set of images in use
 DEPTH, WAYS = 64, 16  # of folders: how deep, and how often one may be reached over links
 SAMPLES, BLOCK = 64, 2**12  # of contents, in a key: how many blocks of how many bytes
+LeftOut = dict[str, UserError]  # errors of files by name
 # errors of the standard library for damage; RuntimeError, ValueError and KeyError come from broken
 # headers
 _DAMAGE = (
@@ -58,12 +59,25 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def names(self) -> list[str]:
-        """Name of every file below the root, with / between parts."""
+    def names(self, left_out: LeftOut | None = None) -> list[str]:
+        """Name of every file below the root, with / between parts.
+
+        left_out: takes the errors of folders that cannot be read, by name; without it they are
+        raised.
+        """
         names: list[str] = []
+
+        def unreadable(error: OSError) -> None:
+            told = UserError(
+                f"root: {error.filename} cannot be read ({error.strerror}). Remove it, or the link."
+            )
+            if left_out is None or Path(error.filename) == self.path:
+                raise told from None
+            left_out[str(error.filename)] = told
+
         ways: Counter[tuple[int, int]] = Counter()  # by the folder itself, whatever path led there
         # class folders are often links to somewhere else
-        for folder, _, files in os.walk(self.path, onerror=_unreadable, followlinks=True):
+        for folder, _, files in os.walk(self.path, onerror=unreadable, followlinks=True):
             place, itself = Path(folder).relative_to(self.path), os.stat(folder)
             ways[itself.st_dev, itself.st_ino] += 1
             if ways[itself.st_dev, itself.st_ino] > WAYS or len(place.parts) > DEPTH:
@@ -79,37 +93,42 @@ class Folder:
                 )
         return names
 
-    def read(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
-        """Contents of the wanted files, in the order that streams best."""
+    def read(
+        self, wanted: Collection[str], left_out: LeftOut | None = None
+    ) -> Iterator[tuple[str, bytes]]:
+        """Yield the contents of the wanted files, in the order that streams best.
+
+        left_out: takes the errors of files that cannot be read, by name; without it they are
+        raised.
+        """
         for name in wanted:
-            path = self.path / name
             try:
-                what = path.stat()
-                if not stat.S_ISREG(what.st_mode):
-                    raise UserError(
-                        f"root: {path} is a device or a pipe, expected a file. Remove it."
-                    )
-                small_enough(path, what.st_size)
-                data = path.read_bytes()
-            except OSError as error:
-                raise UserError(f"root: {path} cannot be read ({error.strerror}).") from None
-            yield name, data
+                yield name, self._contents(self.path / name)
+            except UserError as error:
+                if left_out is None:
+                    raise
+                left_out[name] = error
+
+    def _contents(self, path: Path) -> bytes:
+        try:
+            what = path.stat()
+            if not stat.S_ISREG(what.st_mode):
+                raise UserError(f"root: {path} is a device or a pipe, expected a file. Remove it.")
+            small_enough(path, what.st_size)
+            return path.read_bytes()
+        except OSError as error:
+            raise UserError(f"root: {path} cannot be read ({error.strerror}).") from None
 
     def key(self) -> dict[str, Any]:
         """Return facts that change with the contents, without reading all of them."""
         digest = hashlib.sha256()
         names = sorted(self.names())
         for name in names:
-            digest.update(f"{name}\0{_state(self.path / name)}\n".encode())
+            line = f"{name}\0{_state(self.path / name)}\n"
+            digest.update(line.encode(errors="surrogateescape"))  # names may be any bytes
         for name in names[:: max(1, len(names) // SAMPLES)]:
             digest.update(_sample(self.path / name, parts=1))
         return {"path": str(self.path.resolve()), "files": digest.hexdigest()}
-
-
-def _unreadable(error: OSError) -> None:
-    raise UserError(
-        f"root: {error.filename} cannot be read ({error.strerror}). Remove it, or the link."
-    ) from None
 
 
 def _state(path: Path) -> str:
@@ -161,16 +180,22 @@ class _File(ABC):
         sample = hashlib.sha256(_sample(self.path, SAMPLES)).hexdigest()
         return {"path": str(self.path.resolve()), "state": _state(self.path), "sample": sample}
 
-    def names(self) -> list[str]:
+    def names(self, left_out: LeftOut | None = None) -> list[str]:
+        """Name of every file. left_out: takes the errors of those that cannot be read, by name."""
         beside, names = self.path.with_name(f"{self.path.name}.sha256"), []
         with self._intact():
             if beside.is_file() and beside.read_text(errors="replace").split()[:1] != [
                 file_digest(self.path)
             ]:
                 raise ValueError(f"its SHA-256 is not the one in {beside.name}")
-            for name, size in self._members():
-                small_enough(f"{self.path}: {name}", size)
-                names.append(name)
+            for name, size in self._members(left_out):
+                try:
+                    small_enough(f"{self.path}: {name}", size)
+                    names.append(name)
+                except UserError as error:
+                    if left_out is None:
+                        raise
+                    left_out[name] = error
                 if len(names) > MOST:
                     raise UserError(
                         f"root: {self.path} has more than {MOST:,} files, expected images."
@@ -184,8 +209,13 @@ class _File(ABC):
         return names
 
     @abstractmethod
-    def _members(self) -> Iterator[tuple[str, int]]:
+    def _members(self, left_out: LeftOut | None) -> Iterator[tuple[str, int]]:
         """Name and size in bytes of every file."""
+
+    def _damaged(self, name: str, error: Exception) -> UserError:
+        return UserError(
+            f"root: {self.path}: {name} is damaged ({first_line(error)}). Replace or remove it."
+        )
 
     def _intact(self) -> contextlib.AbstractContextManager[None]:
         """Turn what Python raises for damage into a UserError with its first line: tarfile lists all formats."""
@@ -200,14 +230,16 @@ class _File(ABC):
 
 
 class Tar(_File):
-    def _members(self) -> Iterator[tuple[str, int]]:
+    def _members(self, left_out: LeftOut | None) -> Iterator[tuple[str, int]]:
         with tarfile.open(self.path, "r:*") as tar:
             for member in tar:
                 if member.isfile():
                     yield member.name.removeprefix("./"), member.size
 
-    def read(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
-        wanted = set(wanted)
+    def read(
+        self, wanted: Collection[str], left_out: LeftOut | None = None
+    ) -> Iterator[tuple[str, bytes]]:
+        wanted = set(wanted)  # damage to a stream is damage to all behind it: nothing is left out
         with self._intact(), self._unpacked() as file:
             # tarfile's own streams skip the compressor's checksum; a zero block tells that the end
             # was not cut off
@@ -243,22 +275,32 @@ class _Stream:
 
 
 class Zip(_File):
-    def _members(self) -> Iterator[tuple[str, int]]:
+    def _members(self, left_out: LeftOut | None) -> Iterator[tuple[str, int]]:
         with zipfile.ZipFile(self.path) as archive:
             for info in archive.infolist():
-                archive.open(
-                    info
-                ).close()  # compares the name here with the one beside the contents
-                if not info.is_dir():
+                if info.is_dir():
+                    continue
+                try:  # compares the name here with the one beside the contents
+                    archive.open(info).close()
                     yield info.filename, info.file_size
+                except _DAMAGE as error:
+                    if left_out is None or isinstance(error, UserError):
+                        raise
+                    left_out[info.filename] = self._damaged(info.filename, error)
 
-    def read(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
+    def read(
+        self, wanted: Collection[str], left_out: LeftOut | None = None
+    ) -> Iterator[tuple[str, bytes]]:
         with self._intact(), zipfile.ZipFile(self.path) as archive:
             for name in wanted:
-                yield (
-                    name,
-                    archive.read(name),
-                )  # read to its end, where zipfile compares the checksum
+                try:
+                    data = archive.read(name)  # to its end, where zipfile compares the checksum
+                except _DAMAGE as error:
+                    if left_out is None:
+                        raise
+                    left_out[name] = self._damaged(name, error)
+                else:
+                    yield name, data
 
 
 Archive = Folder | Tar | Zip

@@ -132,8 +132,11 @@ def _reflect(position: Tensor, size: int) -> Tensor:
 def normalise(
     images: Tensor, size: tuple[int, int], mean: Sequence[float], std: Sequence[float]
 ) -> Tensor:
-    """(B, 3, h, w) uint8 -> (B, 3, *size) float32: resized (bicubic, antialiased), then (x / 255 - mean) / std."""
-    pixels = images.to(torch.float32)
+    """(B, 3, h, w) uint8 -> (B, 3, *size) float32: resized (bicubic, antialiased), then (x / 255 - mean) / std.
+
+    Of images of another shape the middle is taken, so that a disc stays round.
+    """
+    pixels = middle(images, size).to(torch.float32)
     if tuple(images.shape[-2:]) != tuple(size):
         # bicubic overshoots at edges; like PIL, clip to what a pixel can be
         pixels = functional.interpolate(pixels, size=size, mode="bicubic", antialias=True).clamp_(
@@ -144,8 +147,25 @@ def normalise(
     return pixels.mul_(1 / (255 * std_C11)).sub_(mean_C11 / std_C11)
 
 
+def middle(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """The largest middle of images (..., h, w) with the shape of ``size``, to a pixel: a view."""
+    height, width = images.shape[-2:]
+    rows = max(1, min(height, round(width * size[0] / size[1])))
+    columns = max(1, min(width, round(height * size[1] / size[0])))
+    top, left = (height - rows) // 2, (width - columns) // 2
+    return images[..., top : top + rows, left : left + columns]
+
+
+def grey(images: Tensor) -> Tensor:
+    """(B, 3, h, w) uint8 -> (B, 1, h, w) uint8: the brightness of colours (ITU-R 601), as Pillow's."""
+    weights = torch.tensor([0.299, 0.587, 0.114], device=images.device).view(1, 3, 1, 1)
+    return (images.float() * weights).sum(1, keepdim=True).round().to(torch.uint8)
+
+
 def resized(objects: Tensor, size: tuple[int, int]) -> Tensor:
-    """(B, h, w) uint8 -> (B, *size) int64: what each pixel shows, from the nearest old pixel (ids are not blended)."""
-    return functional.interpolate(objects[:, None].float(), size=size, mode="nearest-exact")[
-        :, 0
-    ].long()
+    """(B, h, w) uint8 -> (B, *size) int64: what each pixel shows, from the nearest old pixel (ids are not blended).
+
+    Of another shape the middle is taken, as of the images.
+    """
+    of_shape = middle(objects, size)[:, None].float()
+    return functional.interpolate(of_shape, size=size, mode="nearest-exact")[:, 0].long()

@@ -15,13 +15,14 @@ import lightning as L
 import numpy as np
 import torch
 
-from mhprobe.data.augment import Augment, normalise, resized
+from mhprobe.data.augment import Augment, grey, normalise, resized
 from mhprobe.data.batch import Batch
 from mhprobe.data.cache import Cache, open_cache
 from mhprobe.data.draws import evenly, fold, stratified
 from mhprobe.data.loader import EvalOrder, Images, Loader, Picks, TrainLoader, TrainOrder
 from mhprobe.data.source import Source
 from mhprobe.errors import UserError, quoted, whole_number
+from mhprobe.io.readings import Reading, log_readings
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +39,8 @@ class InputSpec:
     """Input that a model expects: (height, width), and the mean and deviation per channel of pixels in [0, 1]."""
 
     size: tuple[int, int]
-    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
-    std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
 
 class ImageData(L.LightningDataModule):
@@ -254,9 +255,24 @@ class ImageData(L.LightningDataModule):
         other.limits = {**self.limits, **limits}
         return other
 
+    @property
+    def readings(self) -> dict[str, Reading]:
+        """How the images were interpreted, by what was read."""
+        read = {reading.what: reading for reading in self._cache.readings}
+        stored, seen = self.stored_size, self.input_spec.size
+        form = f"the middle of what is stored, {stored[1]} x {stored[0]} pixels"
+        scaled = f"{form}, as {seen[1]} x {seen[0]}" if seen != stored else form
+        size = {"size": Reading("size", scaled, "the network's")}
+        if len(self.input_spec.mean) == 1:
+            brightness = "grey, .299 red + .587 green + .114 blue"
+            size["colours"] = Reading("colours", brightness, "the network's")
+        return {**read, **size}
+
     def prepare_data(self) -> None:
-        """Decode the images, or check the ones that were decoded before."""
-        splits = open_cache(self.source, self.cache_dir).splits
+        """Decode the images, or check the ones that were decoded before; say how they were interpreted."""
+        cache = open_cache(self.source, self.cache_dir)
+        log_readings(cache.readings, log, f"data: {self.source.name}")
+        splits = cache.splits
         if both := len(np.intersect1d(splits["train"].digests, splits["test"].digests)):
             log.warning(
                 "%s: %d test images are training images, too; accuracy on them is no test.",
@@ -297,6 +313,8 @@ class ImageData(L.LightningDataModule):
                 self.augment.crop_flip(batch, self.seed, epoch), self.seed, epoch
             )
         objects = None if train or batch.objects is None else resized(batch.objects, spec.size)
+        if len(spec.mean) == 1:
+            batch = batch._replace(images=grey(batch.images))
         batch = batch._replace(
             images=normalise(batch.images, spec.size, spec.mean, spec.std), objects=objects
         )

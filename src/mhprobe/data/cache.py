@@ -24,6 +24,7 @@ from mhprobe.errors import UserError, refusing
 from mhprobe.io.code import code_digests, file_digest
 from mhprobe.io.files import reason
 from mhprobe.io.progress import progress
+from mhprobe.io.readings import Reading, restored
 
 DECODER = f"pillow {version('pillow')}"  # another one may round differently
 FORMAT = 2  # raise it where a source of ours decodes the same files to other pixels
@@ -69,12 +70,16 @@ class CachedSplit:
 
 @dataclass(frozen=True)
 class Cache:
-    """Decoded images: the splits "train" and "test", and a checksum of all pixels, labels and class names."""
+    """Decoded images: the splits "train" and "test", and a checksum of all pixels, labels and class names.
+
+    readings: how the source was interpreted.
+    """
 
     class_names: tuple[str, ...]
     size: tuple[int, int]
     splits: dict[str, CachedSplit]
     checksum: str
+    readings: tuple[Reading, ...] = ()
 
 
 def open_cache(
@@ -132,6 +137,7 @@ def _read(folder: Path, verify: bool) -> Cache | None:
         size=tuple(body["size"]),
         splits={split: CachedSplit(folder, split) for split in body["splits"]},
         checksum=_digest([body["class_names"], files]),
+        readings=restored(body.get("readings", ())),
     )
 
 
@@ -153,14 +159,14 @@ def _build(source: Source, key: dict[str, Any], folder: Path, show: bool) -> Cac
                 arrays[split].put(position, *parts)
                 if written % AT_ONCE == 0 or written == total:
                     done((written - 1) % AT_ONCE + 1)
-        if written != total:
+        if written != total and not contents.may_lack:
             raise UserError(
                 f"{source.name}: {total} images were listed, but {written} read. Did the files "
                 "change?"
             )
         for split, labels in contents.labels.items():
-            arrays[split].finish()
-            _save(temporary / f"{split}-labels.npy", labels)
+            there = arrays[split].finish(source.name)
+            _save(temporary / f"{split}-labels.npy", labels[there])
             _compare(folder, split, arrays[split].digests, source.name)
         del arrays
         paths = sorted(temporary.glob("*.npy"))
@@ -174,6 +180,7 @@ def _build(source: Source, key: dict[str, Any], folder: Path, show: bool) -> Cac
             "files": files,
         }
         body["splits"] = sorted(contents.labels)
+        body["readings"] = [reading.plain() for reading in contents.readings]
         (temporary / "meta.json").write_text(
             json.dumps({"sha256": _digest(body), "body": body}, indent=1)
         )
@@ -200,6 +207,7 @@ class _Decoded:
     def __init__(self, folder: Path, split: str, contents: Contents) -> None:
         count, size = len(contents.labels[split]), contents.size
         self.digests = np.zeros(count, dtype="<u8")
+        self.there = np.zeros(count, dtype=bool)
         shapes = {
             "images": (count, 3, *size),
             **({"objects": (count, *size)} if contents.objects else {}),
@@ -212,16 +220,40 @@ class _Decoded:
 
     def put(self, position: int, image: np.ndarray, mask: np.ndarray | None = None) -> None:
         digest = hashlib.blake2b(image.tobytes(), digest_size=8)
+        self.there[position] = True
         self.arrays[0][position] = image.transpose(2, 0, 1)
         if mask is not None:
             self.arrays[1][position] = mask
             digest.update(mask.tobytes())
         self.digests[position] = int.from_bytes(digest.digest(), "little")
 
-    def finish(self) -> None:
-        for array in self.arrays:
-            array.flush()
+    def finish(self, name: str) -> np.ndarray:
+        """Write all, without places that no image took; return (N,) bool, True for the others.
+
+        UserError if there is none.
+        """
+        if not self.there.any():
+            raise UserError(
+                f"{name}: none of its {len(self.there)} images of one split can be read."
+            )
+        for number, array in enumerate(self.arrays):
+            if not self.there.all():
+                self.arrays[number] = _closed_up(array, self.there, self.paths[number])
+            self.arrays[number].flush()
+        self.digests = self.digests[self.there]
         _save(self.digest_path, self.digests)
+        return self.there
+
+
+def _closed_up(array: np.ndarray, there: np.ndarray, path: Path) -> Any:
+    """The file of ``array`` written anew, image by image, with those that are there."""
+    smaller = path.with_suffix(".closed")
+    kept = np.flatnonzero(there)
+    new = np.lib.format.open_memmap(smaller, "w+", array.dtype, (len(kept), *array.shape[1:]))
+    for place, number in enumerate(kept):
+        new[place] = array[number]
+    os.replace(smaller, path)
+    return new
 
 
 def _make_room(folder: Path, paths: list[Path]) -> None:

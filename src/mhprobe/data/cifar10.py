@@ -1,12 +1,12 @@
 """CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 images of 32 x 32 pixels in ten classes.
 
-It comes as torchvision's download, as the original python batches or as class folders; these two
-also in an archive.
+It comes as torchvision's download, as the original python or binary batches, or as class folders;
+these also in an archive.
 """
 
 import io
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,12 @@ class Cifar10:
 
     def scan(self) -> Contents:
         archive = self._archive()
-        if any(name.endswith("data_batch_1") for name in archive.names()):
-            return _python_batches(archive)
-        return images.scan(archive, size=32, resize=False)
+        names = archive.names()
+        if any(name.endswith("data_batch_1") for name in names):
+            return _batches(archive, "", _load_batch)
+        if any(name.endswith("data_batch_1.bin") for name in names):
+            return _batches(archive, ".bin", _load_binary)
+        return images.scan(archive, images.class_folders(archive), (32, 32), resize=False)
 
     def _archive(self) -> Archive:
         empty = self.root.is_dir() and {path.name for path in self.root.iterdir()} <= UNFINISHED
@@ -83,16 +86,22 @@ def _download(folder: Path) -> None:
             complete.touch()
 
 
-def _python_batches(archive: Archive) -> Contents:
-    """The original distribution: pickled dicts of (10000, 3072) uint8 data and labels."""
-    files = {Path(name).name: name for name in archive.names()}
+def _batches(
+    archive: Archive, ending: str, load: Callable[[bytes, str], tuple[np.ndarray, np.ndarray]]
+) -> Contents:
+    """The original distribution, six files of 10,000 images each. load: reads one of them."""
+    names = archive.names()
+    files = {Path(name).name.removesuffix(ending): name for name in names if name.endswith(ending)}
     wanted = [batch for batches in BATCHES.values() for batch in batches]
     if missing := [batch for batch in wanted if batch not in files]:
         raise UserError(
             f"root: {archive.path} lacks {', '.join(missing)} of CIFAR-10's six batch files."
         )
     read = archive.read([files[batch] for batch in wanted])
-    loaded = {Path(name).name: _load_batch(data, f"{archive.path}: {name}") for name, data in read}
+    loaded = {
+        Path(name).name.removesuffix(ending): load(data, f"{archive.path}: {name}")
+        for name, data in read
+    }
     pixels = {
         s: np.concatenate([loaded[b][0] for b in BATCHES[s]]).reshape(-1, 3, 32, 32)
         for s in BATCHES
@@ -105,6 +114,21 @@ def _python_batches(archive: Archive) -> Contents:
                 yield split, i, image.transpose(1, 2, 0)
 
     return Contents(CLASSES, labels, (32, 32), decoded)
+
+
+def _load_binary(data: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """(N, 3072) uint8 and (N,) int64 of one file of the binary version: a label and the pixels, image by image."""
+    if not data or len(data) % 3073:
+        raise UserError(
+            f"root: {where} is not an intact CIFAR-10 batch: expected 3,073 bytes an image, got "
+            f"{len(data):,} bytes. Fetch it again."
+        )
+    rows = np.frombuffer(data, dtype=np.uint8).reshape(-1, 3073)
+    if rows[:, 0].max() > 9:
+        raise UserError(
+            f"root: {where}: expected labels 0 to 9, got {rows[:, 0].max()}. Fetch it again."
+        )
+    return rows[:, 1:], rows[:, 0].astype(np.int64)
 
 
 class _ArraysOnly(pickle.Unpickler):

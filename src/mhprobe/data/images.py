@@ -1,27 +1,39 @@
 """Images in class folders: ``train/<class>/<file>`` and ``test/<class>/<file>``, in a folder, a tar or a zip."""
 
-import contextlib
+import dataclasses
 import functools
-import io
 import itertools
 import logging
 import os
-import struct
-import warnings
+import re
+import threading
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mhprobe.data.archive import Archive, open_archive
+from mhprobe.data.decoding import (
+    Levels,
+    Range,
+    Size,
+    certain,
+    decode,
+    in_words,
+    levels_given,
+    levels_of,
+    range_of,
+    refuse_bombs,
+)
+from mhprobe.data.draws import stratified
+from mhprobe.data.recognised import other_form
 from mhprobe.data.source import Contents
-from mhprobe.errors import UserError
-
-if TYPE_CHECKING:
-    from PIL.Image import Image as PillowImage
+from mhprobe.errors import UserError, quoted
+from mhprobe.io.ordinary import ordinary
+from mhprobe.io.readings import Reading
 
 log = logging.getLogger(__name__)
 
@@ -29,41 +41,134 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", "
 SPLITS = ("train", "test")
 _IGNORED = ("thumbs.db", "desktop.ini")
 _CHUNK = 64  # images per task of the pool: small ones cost less to decode than to hand over
+_HEAVY = 2**26  # bytes of a task that is not decoded beside others
+
+Notes = list[Reading]  # that a walk over images adds to
 
 
 class ImageFolder:
     """Any data set of class folders.
 
-    root: folder or archive. stored_size: pixels of the square kept of each image: resized
-    (bicubic), centre-cropped.
+    root: folder or archive. stored_size: pixels of what is kept of each image, the side of a square
+    or [height, width]: scaled to cover it (bicubic), centre-cropped. classes: the order of the
+    classes: "text" for 0, 1, 10, 2, as torchvision's ImageFolder; "number" for 0, 1, 2, 10, as
+    timm's train.py; a list of their names, or a file with one name a line; None takes "text", and
+    says so where the orders differ. levels: the value of white, or those of black and white, in the
+    files; None takes 8 bits as they are, and of more the fewest that hold the largest value.
+    test_fraction: of class folders without train/ and test/, the share of each class that tests.
     """
 
     name = "image_folder"
     expected = "train/<class>/* and test/<class>/*, or val/<class>/* in place of test/"
 
-    def __init__(self, root: str | Path | None, stored_size: int = 256) -> None:
+    def __init__(
+        self,
+        root: str | Path | None,
+        stored_size: int | Sequence[int] = 256,
+        classes: str | Sequence[str] | None = None,
+        levels: float | Sequence[float] | None = None,
+        test_fraction: float | None = None,
+    ) -> None:
         if root is None:
             raise UserError(f"root: expected a folder or archive of {self.expected}, got null.")
-        if stored_size < 1:
-            raise UserError(f"stored_size: expected at least 1 pixel, got {stored_size}.")
-        self.root, self.stored_size = root, stored_size
+        sides = [stored_size] * 2 if isinstance(stored_size, int) else [*stored_size]
+        if len(sides) != 2 or any(type(side) is not int or side < 1 for side in sides):
+            raise UserError(
+                f"stored_size: expected at least 1 pixel, or [height, width], got {stored_size}."
+            )
+        if test_fraction is not None and not 0 < test_fraction < 1:
+            raise UserError(
+                f"test_fraction: expected a share between 0 and 1, got {test_fraction}."
+            )
+        self.root, self.stored_size = root, (sides[0], sides[1])
+        self.classes, self.levels = classes, levels_given(levels, "levels")
+        self.test_fraction = test_fraction
 
     def key(self) -> dict[str, Any]:
-        return {**open_archive(self.root).key(), "stored_size": self.stored_size}
+        given = {
+            "classes": _class_list(self.classes) if self.classes is not None else None,
+            "levels": self.levels,
+            "test_fraction": self.test_fraction,
+        }
+        here = {key: value for key, value in given.items() if value is not None}
+        return {**open_archive(self.root).key(), "stored_size": self.stored_size, **here}
 
     def scan(self) -> Contents:
-        return scan(open_archive(self.root), self.stored_size)
+        archive = open_archive(self.root)
+        readings: Notes = []
+        folders = _class_folders(archive, self.test_fraction, readings)
+        contents = scan(archive, folders, self.stored_size, True, self.levels, readings)
+        return in_order(contents, _class_list(self.classes), f"root: {archive.path}")
 
 
-def scan(archive: Archive, size: int, resize: bool = True) -> Contents:
-    """List the class folders of ``archive``; images become ``size`` px square, or must be so if not ``resize``."""
-    folders, where = _class_folders(archive), f"root: {archive.path}"
-    for split in SPLITS:
-        if not folders[split]:
+def _class_list(classes: str | Sequence[str] | None) -> str | list[str]:
+    """The user's order of classes: "text", "number", or their names. UserError for anything else."""
+    if classes is None or classes in ("text", "number"):
+        return str(classes or "")
+    if isinstance(classes, str):
+        path = Path(classes).expanduser()
+        if not path.is_file():
             raise UserError(
-                f"{where} has no images under {split}/<class>/. Expected {ImageFolder.expected} "
-                f"({', '.join(SUFFIXES)})."
+                f"classes: expected text, number, a list of names, or a file of them, got "
+                f"{quoted(classes)}."
             )
+        lines = ordinary(path, 2**20, "classes").read_text(errors="replace").splitlines()
+        return [line.strip() for line in lines if line.strip()]
+    return [str(name) for name in classes]
+
+
+def by_number(name: str) -> list[tuple[bool, int, str]]:
+    """Key that sorts numbers in texts as numbers, as timm does: class2 before class10."""
+    parts = [part for part in re.split(r"(\d+)", name.lower()) if part]
+    return [(False, int(part), "") if part.isdecimal() else (True, 0, part) for part in parts]
+
+
+def in_order(contents: Contents, order: str | list[str], where: str) -> Contents:
+    """Return ``contents``, whose classes are in the order of texts, with them in another order.
+
+    order: "text", "number", names, or "" for nobody's choice. Raises UserError for other names than
+    the folders have.
+    """
+    text = contents.class_names
+    number = tuple(sorted(text, key=by_number))
+    named = tuple(order) if isinstance(order, list) else {"number": number}.get(order, text)
+    if sorted(named) != sorted(text):
+        odd = sorted({*named} ^ {*text}) or [*named]
+        raise UserError(
+            f"classes: expected the names of the {len(text)} folders of classes, each once, got "
+            f"{len(named)} names; they differ first in {quoted(odd[0])}. {where}."
+        )
+    places = np.array([named.index(name) for name in text])
+    guess = not order and number != text
+    source = "as given" if order else "in the order of texts"
+    if guess:
+        at = next(
+            i for i, (one, other) in enumerate(zip(text, number, strict=True)) if one != other
+        )
+        source += f", as torchvision has them; timm's train.py has {number[at]} in the place of {text[at]}"
+    option = "classes=number" if guess else "classes"
+    first = ", ".join(named[:4]) + (" ..." if len(named) > 4 else "")
+    contents.readings.insert(
+        0, Reading("classes", f"{len(named)} folders ({first})", source, guess, option)
+    )
+    labels = {split: places[of] for split, of in contents.labels.items()}
+    return dataclasses.replace(contents, class_names=named, labels=labels)
+
+
+Folders = dict[str, dict[str, list[str]]]  # names of images by split and class
+
+
+def scan(
+    archive: Archive,
+    folders: Folders,
+    size: tuple[int, int],
+    resize: bool = True,
+    levels: Levels | None = None,
+    readings: Notes | None = None,
+) -> Contents:
+    """List the images in ``folders`` of ``archive``; they become, or without ``resize`` must be, of ``size``."""
+    where = f"root: {archive.path}"
+    readings = [] if readings is None else readings
     for has, lacks in (("train", "test"), ("test", "train")):
         if missing := sorted(folders[has].keys() - folders[lacks].keys()):
             raise UserError(
@@ -86,36 +191,57 @@ def scan(archive: Archive, size: int, resize: bool = True) -> Contents:
         for split, of in files.items()
         for i, file in enumerate(itertools.chain(*of))
     }
-    return Contents(
-        names, labels, (size, size), functools.partial(decode_all, archive, places, size, resize)
-    )
+    images = functools.partial(decode_all, archive, places, size, resize, levels, readings)
+    return Contents(tuple(map(readable, names)), labels, size, images, readings=readings)
 
 
-def _class_folders(archive: Archive) -> dict[str, dict[str, list[str]]]:
+def class_folders(archive: Archive) -> Folders:
+    """Names of all images by split and class. UserError for data sets of another form, by what they are."""
+    return _class_folders(archive, None, [])
+
+
+def readable(name: str) -> str:
+    """Return a file's name as text that can be written: bytes that are no UTF-8 as \\xNN."""
+    return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
+def _drawn(archive: Archive, names: Sequence[str], share: float, readings: Notes) -> Folders:
+    """Class folders without a split, of which ``share`` of each class tests."""
+    files = sorted(name for name in names if is_image(name) and "/" in name)
+    classes = [file.split("/")[-2] for file in files]
+    if len({file.rpartition("/")[0] for file in files}) != len({*classes}):
+        raise UserError(f"root: {archive.path}: folders of one name lie at several places.")
+    numbers = np.unique(classes, return_inverse=True)[1] if files else np.zeros(0, dtype=int)
+    test = {*stratified(numbers, round(share * len(files)), seed=0).tolist()}
+    images: Folders = {split: defaultdict(list) for split in SPLITS}
+    for place, (file, name) in enumerate(zip(files, classes, strict=True)):
+        images["test" if place in test else "train"][name].append(file)
+    drawn = f"{len(test)} of {len(files)} images, drawn from each class"
+    readings.append(Reading("test images", drawn, "as given", option="test_fraction"))
+    return images
+
+
+def _class_folders(archive: Archive, test_fraction: float | None, readings: Notes) -> Folders:
     """Names in the archive of all images, by split and class; their folders may lie at any depth."""
-    images: dict[str, dict[str, list[str]]] = {split: defaultdict(list) for split in SPLITS}
-    roots, others, names = set(), [], archive.names()
+    names = archive.names()
     folders = {folder for file in names if not hidden(file) for folder in file.split("/")[-3:-2]}
     # the test images of ImageNet have no classes: those of val/ stand in for them
-    splits = {
-        "train": "train",
-        "val" if "val" in folders and "test" not in folders else "test": "test",
-    }
-    if {"val", "test"} <= folders:
-        log.warning(
-            "%s: its val/ is left out; images for validation are drawn from train/.", archive.path
-        )
-    for file in names:
-        *root, split, name, leaf = ("", "", *file.split("/"))
-        if split not in splits or hidden(file):
-            others += [file] if is_image(file) else []
-            continue
-        if not leaf.lower().endswith(SUFFIXES):
+    instead = "val" in folders and "test" not in folders
+    splits = {"train": "train", "val" if instead else "test": "test"}
+    if test_fraction is not None:
+        if {*splits} <= folders:
             raise UserError(
-                f"root: {archive.path}: {file} is not an image; expected {', '.join(SUFFIXES)}."
+                f"test_fraction: {archive.path} has train/ and {'val' if instead else 'test'}/ "
+                "already; leave it out."
             )
-        roots.add("/".join(part for part in root if part))
-        images[splits[split]][name].append(file)
+        return _drawn(archive, names, test_fraction, readings)
+    if {"val", "test"} <= folders:
+        instead_of = "images for validation are drawn from train/"
+        log.warning("%s: its val/ is left out; %s.", archive.path, instead_of)
+        readings.append(Reading("val/", "left out", instead_of))
+    elif instead:
+        readings.append(Reading("test images", "those of val/", "there is no test/ with classes"))
+    images, others, roots = _by_split(archive, names, splits)
     if len(roots) > 1:
         raise UserError(
             f"root: {archive.path} holds {len(roots)} data sets, in "
@@ -128,7 +254,34 @@ def _class_folders(archive: Archive) -> dict[str, dict[str, list[str]]]:
             f"root: {archive.path}: {len(astray)} images lie beside or below the folders of classes"
         )
         raise UserError(f"{where}, e.g. {astray[0]}. Move or remove them.")
+    for split in SPLITS:
+        if not images[split]:
+            usual = f"Expected {ImageFolder.expected} ({', '.join(SUFFIXES)})."
+            raise UserError(
+                f"root: {archive.path} has no images under {split}/<class>/. "
+                f"{other_form(names, hidden) or usual}"
+            )
     return images
+
+
+def _by_split(
+    archive: Archive, names: Sequence[str], splits: Mapping[str, str]
+) -> tuple[Folders, list[str], set[str]]:
+    """Images by split and class, other images, and the folders in which splits lie."""
+    images: Folders = {split: defaultdict(list) for split in SPLITS}
+    others, roots = list[str](), set[str]()
+    for file in names:
+        *root, split, name, leaf = ("", "", *file.split("/"))
+        if split not in splits or hidden(file):
+            others += [file] if is_image(file) else []
+            continue
+        if not leaf.lower().endswith(SUFFIXES):
+            raise UserError(
+                f"root: {archive.path}: {file} is not an image; expected {', '.join(SUFFIXES)}."
+            )
+        roots.add("/".join(part for part in root if part))
+        images[splits[split]][name].append(file)
+    return images, others, roots
 
 
 def hidden(file: str) -> bool:
@@ -142,21 +295,31 @@ def is_image(file: str) -> bool:
 
 
 def decode_all(
-    archive: Archive, places: dict[str, tuple[Any, ...]], size: int, resize: bool
+    archive: Archive,
+    places: dict[str, tuple[Any, ...]],
+    size: Size,
+    resize: bool,
+    levels: Levels | None = None,
+    readings: Notes | None = None,
+    left_out: dict[str, UserError] | None = None,
 ) -> Iterator[tuple[Any, ...]]:
     """(*place, pixels) of each file with a place, decoded by threads that never run far ahead of the reader.
 
-    UserError, after the last file, counts those that cannot be read, so that all can be replaced
-    before the next try.
+    size, resize, levels: as for ``decode``; of files with more than 8 bits all have the same levels.
+    readings: to which the way that those were read is added. left_out: takes the errors of files
+    that cannot be read, by name. Without it UserError, after the last file, counts them, so that
+    all can be replaced before the next try.
     """
-    faults: dict[str, UserError] = {}
+    faults: dict[str, UserError] = {} if left_out is None else left_out
+    wide = OfSet(archive, places, [] if readings is None else readings)
 
     def decode_chunk(chunk: list[tuple[str, bytes]]) -> list[tuple[Any, ...]]:
         images = []
         for file, data in chunk:
+            where = f"{archive.path}: {file}"
             try:
                 images.append(
-                    (*places[file], decode(data, size, resize, f"{archive.path}: {file}"))
+                    (*places[file], decode(data, size, resize, where, levels or wide.levels))
                 )
             except UserError as error:
                 faults[file] = error
@@ -164,19 +327,21 @@ def decode_all(
 
     refuse_bombs()
     workers = os.cpu_count() or 1
-    stream = archive.read(places)
+    stream = archive.read(places, left_out)
     pending: deque[Future[list[tuple[Any, ...]]]] = deque()
     pool = ThreadPoolExecutor(workers)
     try:
-        while chunk := list(itertools.islice(stream, _CHUNK)):
+        while chunk := _chunk(stream):
             pending.append(pool.submit(decode_chunk, chunk))
-            if len(pending) > 2 * workers:
+            heavy = sum(len(data) for _, data in chunk) > _HEAVY
+            del chunk  # it may be half a gigabyte
+            while len(pending) > (0 if heavy else 2 * workers):
                 yield from pending.popleft().result()
         while pending:
             yield from pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
-    if faults:
+    if faults and left_out is None:
         first, *others = sorted(faults)
         named = f"{', '.join(others[:4])}{', ...' * (len(others) > 4)}"
         more = (
@@ -187,87 +352,41 @@ def decode_all(
         raise UserError(f"{faults[first]}{more}")
 
 
-def refuse_bombs() -> None:
-    """Refuse where PIL would only warn: nothing that large is an image for a transformer, and a bomb looks like it."""
-    from PIL import Image
-
-    warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
-
-
-# Of Pillow's formats those that are pixels alone: PostScript would be run by Ghostscript.
-FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-THINNEST = 100  # times as long as wide: scaling its short side up would take gigabytes
-
-
-def _refuse_thin(size: tuple[int, int], where: str) -> None:
-    """Raise UserError for an image that is far longer than wide."""
-    width, height = size
-    if max(size) > THINNEST * min(size):
-        raise UserError(
-            f"root: {where} has {width} x {height} pixels, expected a shape of at most {THINNEST} "
-            "to 1. Crop it, or leave it out."
-        )
+def _chunk(stream: Iterator[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+    """The next files, as many as make a task."""
+    chunk, held = [], 0
+    for file, data in stream:
+        chunk.append((file, data))
+        held += len(data)
+        if len(chunk) == _CHUNK or held > _HEAVY:
+            break
+    return chunk
 
 
-def decode(data: bytes, size: int, resize: bool, where: str) -> np.ndarray:
-    """An encoded image -> (size, size, 3) uint8 RGB, upright; 16-bit grey keeps its upper 8 bits.
+class OfSet:
+    """The levels of a set's files of more than 8 bits, found once, when the first of them is met."""
 
-    where: for errors.
-    """
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    def __init__(self, archive: Archive, files: Collection[str], readings: Notes) -> None:
+        self.archive, self.files, self.readings = archive, files, readings
+        self.lock = threading.Lock()
+        self.found: Levels | None = None
 
-    try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
-            _refuse_thin(opened.size, where)
-            if resize:
-                opened.draft(
-                    "RGB", (size, size)
-                )  # JPEG only: decode at the smallest scale that is large enough
-            opened.load()
-            with contextlib.suppress(
-                SyntaxError, ValueError, TypeError, KeyError, struct.error
-            ):  # damaged EXIF
-                ImageOps.exif_transpose(
-                    opened, in_place=True
-                )  # a camera held sideways writes its pixels sideways
-            image = _eight_bits(opened, where).convert("RGB")
-    except UserError:
-        raise
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
-        most = f"{Image.MAX_IMAGE_PIXELS or 0:,}"
-        raise UserError(
-            f"root: {where} has more than the {most} pixels that are read. Make it smaller."
-        ) from None
-    except Exception as error:  # PIL raises half a dozen unrelated types for damaged files
-        # its message for an unknown format is an object's address
-        reason = "not an image" if isinstance(error, UnidentifiedImageError) else error
-        raise UserError(f"root: {where} is damaged ({reason}). Replace or remove it.") from None
-    if image.size != (size, size):
-        if not resize:
-            raise UserError(
-                f"root: {where} has {image.width} x {image.height} pixels, expected {size} x "
-                f"{size}."
-            )
-        scale = size / min(image.size)
-        width, height = (max(size, round(side * scale)) for side in image.size)
-        left, top = (width - size) // 2, (height - size) // 2
-        image = image.resize((width, height), Image.Resampling.BICUBIC).crop(
-            (left, top, left + size, top + size)
-        )
-    return np.asarray(image)
+    def levels(self) -> Levels:
+        with self.lock:
+            if self.found is None:
+                self.found = self._of_all()
+            return self.found
 
-
-def _eight_bits(image: "PillowImage", where: str) -> "PillowImage":
-    """The image with 8 bits a channel: of wider pixels ``convert`` would make white whatever is above 255."""
-    from PIL import Image
-
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if image.mode in ("I", "F"):
-        kind = "whole numbers of 32 bits" if image.mode == "I" else "floating-point numbers"
-        raise UserError(
-            f"root: {where} has {kind} for pixels, which do not say what is white; expected 8 or "
-            "16 bits. Save it "
-            f"as one of these."
-        )
-    return image
+    def _of_all(self) -> Levels:
+        spread: Range | None = None
+        for file, data in self.archive.read(self.files, {}):
+            values = range_of(data, file)
+            if values is not None and values.open:
+                spread = values.joined(spread)
+        if spread is None:
+            raise UserError(f"root: {self.archive.path}: its files changed while they were read.")
+        levels = levels_of(spread, str(self.archive.path))
+        largest = f"the largest value of all files is {spread.largest:g}"
+        guess = not certain(spread, levels)
+        self.readings.append(Reading("levels", in_words(spread, levels), largest, guess, "levels"))
+        return levels

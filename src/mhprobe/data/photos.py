@@ -14,12 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mhprobe.data.archive import Archive, open_archive
-from mhprobe.data.augment import normalise
+from mhprobe.data.archive import Archive, LeftOut, open_archive
+from mhprobe.data.augment import grey, normalise
+from mhprobe.data.decoding import levels_given
 from mhprobe.data.draws import evenly, stratified
-from mhprobe.data.images import SUFFIXES, ImageFolder, decode_all, hidden, is_image
+from mhprobe.data.images import SUFFIXES, ImageFolder, Notes, decode_all, hidden, is_image
 from mhprobe.data.source import Contents
 from mhprobe.errors import UserError
+from mhprobe.io.readings import LEFT_OUT, Reading, log_readings
 from mhprobe.io.written import counted
 
 log = logging.getLogger(__name__)
@@ -49,19 +51,19 @@ def listed(root: str | Path, asker: str) -> tuple[Archive, list[str]]:
             "them."
         )
     archive = open_archive(place)
-    if not (files := _photographs(archive)):
+    if not (files := _photographs(archive, {})):
         raise UserError(
             f"{asker}: {archive.path} has no photographs that can be read ({', '.join(SUFFIXES)})."
         )
     return archive, files
 
 
-def _photographs(archive: Archive) -> list[str]:
-    """Names of the images of ``archive``, in order.
+def _photographs(archive: Archive, left_out: LeftOut) -> list[str]:
+    """Names of the images of ``archive``, in order; errors of what cannot be listed go to ``left_out``.
 
     A warning counts photographs in formats that are not read.
     """
-    names = sorted(archive.names())
+    names = sorted(archive.names(left_out))
     if left_out := [file for file in names if file.lower().endswith(UNREAD) and not hidden(file)]:
         how_many = f"{counted(len(left_out), 'photograph')} {'is' if len(left_out) == 1 else 'are'} left out"
         text = "%s: %s, in formats that are not read (the first: %s). Save them as JPEG."
@@ -72,17 +74,21 @@ def _photographs(archive: Archive) -> list[str]:
 class Photos(ImageFolder):
     """Photographs without labels.
 
-    root: folder or archive; files that are hidden or no images are left out. stored_size: pixels of
-    the square that is kept of each image. test_fraction: share of them that heads are judged on;
-    the others choose.
+    root: folder or archive; files that are hidden, no images or damaged are left out. stored_size,
+    levels: as for ImageFolder. test_fraction: share of them that heads are judged on; the others
+    choose.
     """
 
     name, expected = "photos", "images"
 
     def __init__(
-        self, root: str | Path | None, stored_size: int = 256, test_fraction: float = 0.5
+        self,
+        root: str | Path | None,
+        stored_size: int | Sequence[int] = 256,
+        test_fraction: float = 0.5,
+        levels: float | Sequence[float] | None = None,
     ) -> None:
-        super().__init__(root, stored_size)
+        super().__init__(root, stored_size, levels=levels)
         if not 0 < test_fraction < 1:
             raise UserError(
                 f"test_fraction: expected a share between 0 and 1, got {test_fraction}."
@@ -94,7 +100,8 @@ class Photos(ImageFolder):
 
     def scan(self) -> Contents:
         archive = open_archive(self.root)
-        files = _photographs(archive)
+        left_out: LeftOut = {}
+        files = _photographs(archive, left_out)
         if len(files) < LEAST:
             raise UserError(
                 f"root: {archive.path} has {len(files)} images, expected at least {LEAST} "
@@ -110,18 +117,36 @@ class Photos(ImageFolder):
             for split, chosen in numbers.items()
             for i, number in enumerate(chosen)
         }
-        images = functools.partial(decode_all, archive, places, self.stored_size, resize=True)
+        readings: Notes = []
+
+        def images() -> Iterator[tuple[Any, ...]]:
+            size, levels = self.stored_size, self.levels
+            yield from decode_all(archive, places, size, True, levels, readings, left_out)
+            if left_out:
+                readings.append(_told_left_out(archive, left_out))
+
         labels = {split: alike[chosen] for split, chosen in numbers.items()}
-        return Contents((), labels, (self.stored_size, self.stored_size), images)
+        return Contents((), labels, self.stored_size, images, readings=readings, may_lack=True)
+
+
+def _told_left_out(archive: Archive, left_out: LeftOut) -> Reading:
+    """Say how many photographs could not be read, and why the first could not."""
+    first = min(left_out)
+    because = str(left_out[first]).removeprefix(f"root: {archive.path}: ").removeprefix("root: ")
+    number = counted(len(left_out), "photograph")
+    return Reading(LEFT_OUT, f"{number} that cannot be read", f"the first: {because.rstrip('.')}")
 
 
 class PhotoLoader:
     """Batches (B, 3, height, width) float32 of the photos in a folder or archive, by name, without labels.
 
-    The square in the middle of each photo is scaled to ``size`` (height, width) in pixels, and
-    normalised by ``mean`` and ``std`` per channel of pixels in [0, 1]. It is decoded at the first
-    walk and kept. ``files``: names, in order.
-    limit: at most so many photos, evenly from all. UserError for a folder without images.
+    Each photo is scaled until it covers ``size`` (height, width) in pixels, its middle is cut out,
+    and normalised by ``mean`` and ``std`` per channel of pixels in [0, 1]. It is decoded at the
+    first walk and kept; photos that cannot be read are left out then, with a warning. ``files``:
+    names, in order. ``readings``: how the files were interpreted, by what was read.
+    limit: at most so many photos, evenly from all. levels: the value of white, or those of black and
+    white, in the files; None takes 8 bits as they are, and of more the fewest that hold the largest
+    value. UserError for a folder without images.
     """
 
     def __init__(
@@ -132,30 +157,55 @@ class PhotoLoader:
         std: Sequence[float],
         batch_size: int = 32,
         limit: int | None = None,
+        levels: float | Sequence[float] | None = None,
     ) -> None:
         if min(batch_size, 1 if limit is None else limit) < 1:
             raise UserError(
                 f"photos: batch_size and limit are at least 1, got {batch_size} and {limit}."
             )
+        self.levels = levels_given(levels, "photos: levels")
         self.archive, every = listed(root, "photos")
         self.files = [every[number] for number in evenly(limit or len(every), len(every))]
         self.size, self.mean, self.std, self.batch_size = size, tuple(mean), tuple(std), batch_size
+        crop = f"the middle, scaled to {size[1]} x {size[0]} pixels"
+        self.readings = {"size": Reading("size", crop, "the network's")}
+        if len(self.mean) == 1:
+            self.tell(
+                Reading("colours", "grey, .299 red + .587 green + .114 blue", "the network's")
+            )
 
     def __len__(self) -> int:
         return -(-len(self.files) // self.batch_size)
 
+    def tell(self, *readings: Reading) -> None:
+        """Keep how files were interpreted, and log it."""
+        log_readings(readings, log, f"photos: {self.archive.path}")
+        self.readings |= {reading.what: reading for reading in readings}
+
     def __iter__(self) -> Iterator[Tensor]:
         for pixels in self._pixels.split(self.batch_size):
+            if len(self.mean) == 1:
+                pixels = grey(pixels)
             yield normalise(pixels, self.size, self.mean, self.std)
 
     @functools.cached_property
     def _pixels(self) -> Tensor:
-        """(N, 3, side, side) uint8, in the order of ``files``."""
+        """(N, 3, height, width) uint8, in the order of ``files``."""
+        readings: Notes = []
+        left_out: LeftOut = {}
+        places = {file: (file,) for file in self.files}
         decoded = dict(
-            decode_all(
-                self.archive, {file: (file,) for file in self.files}, max(self.size), resize=True
-            )
+            decode_all(self.archive, places, self.size, True, self.levels, readings, left_out)
         )
+        if not decoded:
+            raise UserError(
+                f"photos: {self.archive.path} has no photographs that can be read: "
+                f"{left_out[min(left_out)]}"
+            )
+        if left_out:
+            readings.append(_told_left_out(self.archive, left_out))
+            self.files = [file for file in self.files if file in decoded]
+        self.tell(*readings)
         return torch.from_numpy(np.stack([decoded[file] for file in self.files])).permute(
             0, 3, 1, 2
         )

@@ -4,13 +4,14 @@ A new one is a class in its own file and a conf/data yaml.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Protocol
 
 import numpy as np
 
 from mhprobe.errors import quoted
+from mhprobe.io.readings import Reading
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class Contents:
     images: starts a walk over all images, in any order: (split, position in it, (height, width, 3)
     uint8).
     objects: each has a fourth part, (height, width) uint8: what each pixel shows, 0 for background.
+    readings: how the source was interpreted; a walk over the images may add to it.
+    may_lack: images that cannot be read are left out of the walk; their places are closed up.
     """
 
     class_names: tuple[str, ...]
@@ -31,6 +34,8 @@ class Contents:
     size: tuple[int, int]
     images: Callable[[], Iterator[tuple[Any, ...]]]
     objects: bool = False
+    readings: list[Reading] = field(default_factory=list)
+    may_lack: bool = False
 
 
 class Source(Protocol):

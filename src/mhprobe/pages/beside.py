@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from mhprobe.backbones import attach, gives_features, puts_out_features
-from mhprobe.data.augment import normalise
+from mhprobe.data.augment import middle, normalise
 from mhprobe.data.base import ImageData
 from mhprobe.data.draws import evenly
 from mhprobe.errors import UserError
@@ -80,7 +80,7 @@ def _keep(folder: Path, model: nn.Module, data: ImageData) -> Path:
         titles = [
             f"{title}, taken for {names[label]}" for title, label in zip(titles, taken, strict=True)
         ]
-    pictures = data.stored("test", chosen).images.contiguous()
+    pictures = middle(data.stored("test", chosen).images, data.input_spec.size).contiguous()
     if (longest := max(pictures.shape[2:])) > _PICTURE:
         size = [max(1, round(side * _PICTURE / longest)) for side in pictures.shape[2:]]
         pictures = interpolate(pictures.float(), size=size, mode="area").round().to(torch.uint8)
@@ -133,7 +133,7 @@ def keep(
     (N,) int64. classes: names; numbers if empty. spec: size, mean and std. beside: True if the page
     can ask. UserError for a network that gives features, is too large, or cannot be exported.
     """
-    pixels = images.cpu()
+    pixels = middle(images.cpu(), spec["size"])
     if tuple(pixels.shape[-2:]) != tuple(spec["size"]):  # rounded, for page and torch alike
         pixels = interpolate(
             pixels.float(), size=tuple(spec["size"]), mode="bicubic", antialias=True
@@ -151,6 +151,12 @@ def keep(
     if logits.dim() != 2 or logits.shape[1] != len(classes):
         raise UserError(
             "live: expected a network with logits of the classes, got one that gives features."
+        )
+    wrong = ((labels < 0) | (labels >= len(classes))).nonzero()
+    if len(wrong):
+        raise UserError(
+            f"live: labels: expected 0 to {len(classes) - 1}, for the model gives {len(classes)} "
+            f"logits, got {int(labels[int(wrong[0])])} for image {int(wrong[0])}."
         )
     exports, sites = pieces(model, seen[:2]), attach(model).layout.of("head").sites
     kinds: tuple[Stored, ...] = ("float32", "float16", "int8")

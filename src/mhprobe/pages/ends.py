@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mhprobe.backbones import readings_of
 from mhprobe.data.base import ImageData
 from mhprobe.pages.beside import keep_attention, keep_live
 from mhprobe.pages.html import finish_report, finish_sweep
@@ -29,4 +30,6 @@ def finish_run(
         reason = keep_live(folder, model.backbone, data)
         if reason:
             print(f"live.html is left out: {reason}")
-    finish_report(folder, command, model.gates.layout.of("head"), model.description)
+    inputs = {**readings_of(model.backbone), **data.readings}
+    layout = model.gates.layout.of("head")
+    finish_report(folder, command, layout, model.description, inputs.values())

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import input_spec, layout_of
+from mhprobe.backbones import channels_of, input_spec, layout_of
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
 from mhprobe.heads import KINDS, HeadLayout
@@ -289,7 +289,8 @@ def within(
     for one, and for widths that are no multiples.
     """
     refuse_multiple(multiple, layout := layout_of(model))
-    image = torch.zeros(1, 3, *input_spec(model)["size"], device=next(model.parameters()).device)
+    device = next(model.parameters()).device
+    image = torch.zeros(1, channels_of(model), *input_spec(model)["size"], device=device)
     limits = Limits(
         layout, min_heads_per_layer, targets_of(target, layout, costs(model, layout, image, target))
     )

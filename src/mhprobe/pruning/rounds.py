@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import attach, gives_features, input_spec, layout_of
+from mhprobe.backbones import attach, channels_of, gives_features, input_spec, layout_of
 from mhprobe.data.base import SPLITS, ImageData
 from mhprobe.data.batch import Batch, Walk
 from mhprobe.data.draws import stratified
@@ -519,7 +519,8 @@ def _score(
         images=count,
         parameters=count_parameters(model),
         flops=count_flops(
-            model, torch.zeros(1, 3, *input_spec(model)["size"], device=images.device)
+            model,
+            torch.zeros(1, channels_of(model), *input_spec(model)["size"], device=images.device),
         ),
         score=images.scores["test"].scored.name,
         neurons=int(left_A[heads:].sum()) if "neuron" in record.kinds else None,

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import attach, input_spec, layout_of
+from mhprobe.backbones import attach, channels_of, input_spec, layout_of
 from mhprobe.surgery.costs import count_flops, count_parameters, device_name, evenly, interleaved
 from mhprobe.surgery.memory import peak_memory
 from mhprobe.surgery.removal import prune_heads
@@ -59,7 +59,8 @@ def speed_table(
     gates = attach(plain, units=layout.kinds)  # measured as `masked`; the dense model has none
     bare = prune_heads(plain, []).eval()
     first = next(dense.parameters())
-    image = torch.zeros(1, 3, *input_spec(dense)["size"], device=first.device, dtype=first.dtype)
+    shape = (channels_of(dense), *input_spec(dense)["size"])
+    image = torch.zeros(1, *shape, device=first.device, dtype=first.dtype)
     flops = {name: count_flops(model, image) for name, model in {"": bare, **pruned}.items()}
     rows = []
     for batch in batches:

@@ -28,10 +28,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import nn
 
-from mhprobe.backbones import attach, build, layout_of, slice_sites
+from mhprobe.backbones import attach, build, channels_of, layout_of, slice_sites
 from mhprobe.backbones.parts import narrow
 from mhprobe.backbones.parts.bounds import planned
-from mhprobe.errors import UserError, first_line, refusing
+from mhprobe.backbones.parts.timm_models import colours_read, note
+from mhprobe.errors import UserError, first_line, quoted, refusing
 from mhprobe.gates import find_gates
 from mhprobe.heads import KINDS
 from mhprobe.io.files import replacing, unreadable, write_all
@@ -203,7 +204,14 @@ def _made(description: dict[str, Any], path: Path) -> nn.Module:
     seen = description.get("input")
     if seen:
         colours = {key: tuple(seen[key]) for key in ("mean", "std")}
+        channels = channels_of(model)
+        if {len(numbers) for numbers in colours.values()} != {channels}:
+            raise UserError(
+                f"weights: {path}: input: expected a mean and a deviation for each of {channels} "
+                f"channels, got {quoted(colours)}. It is damaged, or was not made by mhprobe."
+            )
         model.pretrained_cfg = {**model.pretrained_cfg, **colours}  # type: ignore[dict-item, assignment]
+        note(model, colours_read(seen["mean"], seen["std"], f"of {path.with_suffix('.json').name}"))
     if description.get("kept") is not None:
         _prune_again(model, description["kept"], path)
     return model

@@ -52,8 +52,8 @@ class Input(BaseModel):
 
     model_config = ConfigDict(strict=True)
     size: Annotated[list[Size], Field(min_length=2, max_length=2)]
-    mean: Annotated[list[Finite], Field(min_length=3, max_length=3)]
-    std: Annotated[list[Annotated[Finite, Field(gt=0)]], Field(min_length=3, max_length=3)]
+    mean: Annotated[list[Finite], Field(min_length=1, max_length=1024)]
+    std: Annotated[list[Annotated[Finite, Field(gt=0)]], Field(min_length=1, max_length=1024)]
 
     @field_validator("size")
     @classmethod

@@ -18,8 +18,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mhprobe.backbones import build, family_of
+from mhprobe.backbones.parts.timm_models import note
 from mhprobe.errors import UserError, quoted, refusing
 from mhprobe.io.files import unreadable
+from mhprobe.io.readings import Reading
 from mhprobe.weights.networks import Network, State, find_network, grouped, option, some
 from mhprobe.weights.others import other_library
 from mhprobe.weights.translated import translated
@@ -109,6 +111,8 @@ def _put(
             f"{_next_step(wrong, missing, extra, where)}"
         )
     told = [*_in_float32(state), *changes, *renamed]
+    unsaid = "its names and shapes are the network's"
+    note(model, Reading("weights", "; ".join(told) or unsaid, f"of {path.name}"))
     if told:
         log.log(
             logging.WARNING if len(told) > len(renamed) else logging.INFO,

@@ -9,8 +9,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from mhprobe.backbones import channels_of, input_spec
+from mhprobe.backbones import channels_of, colours_of, input_spec
+from mhprobe.backbones.parts.timm_models import colours_read, note
 from mhprobe.errors import UserError, quoted
+from mhprobe.io.readings import Reading
 from mhprobe.weights.networks import option
 
 log = logging.getLogger(__name__)
@@ -30,25 +32,53 @@ def normalise_by(model: Any, mean: Numbers | None, std: Numbers | None, where: s
         for key, value in given.items()
         if value is not None
     }
+    if {*numbers} == {"mean", "std"}:
+        note(model, colours_read(numbers["mean"], numbers["std"], "as given"))
     if numbers:
         model.pretrained_cfg = {**(getattr(model, "pretrained_cfg", None) or {}), **numbers}
+
+
+def seen_by(
+    model: Any, mean: Numbers | None, std: Numbers | None, where: str
+) -> tuple[dict[str, Any], Reading]:
+    """Return the ``input_spec`` of a model with the mean and deviation that were given, and where they are from.
+
+    Those of three colours become one number for grey images. UserError as of ``normalise_by``.
+    """
+    channels, spec, reading = channels_of(model), input_spec(model), colours_of(model)
+    given = {key: value for key, value in (("mean", mean), ("std", std)) if value is not None}
+    for key in ("mean", "std"):
+        own = spec[key]
+        if len(own) != channels:
+            spec[key] = (sum(own) / len(own),) * channels
+        if key in given:
+            spec[key] = _checked(given[key], channels, key, least=0 if key == "mean" else 1e-6)
+    if len(given) == 2:
+        return spec, colours_read(spec["mean"], spec["std"], "as given")
+    source = f"{reading.source} ({next(iter(given))} as given)" if given else reading.source
+    return spec, colours_read(spec["mean"], spec["std"], source, reading.guess)
 
 
 def tell(model: Any, name: str, given: Sequence[str], where: str) -> None:
     """Log which mean and deviation a network with foreign weights gets, and where they are from.
 
-    name: timm's, with a tag if the user gave one. given: those of mean and std that the user gave.
+    The model keeps it, in ``readings``. name: timm's, with a tag if the user gave one. given: those
+    of mean and std that the user gave.
     """
     spec = input_spec(model)
     numbers = f"mean {_short(spec['mean'])} and std {_short(spec['std'])}"
     if {*given} == {"mean", "std"}:
         log.info("%s: %s are taken, as given.", where, numbers)
+        note(model, colours_read(spec["mean"], spec["std"], "as given"))
         return
     config = getattr(model, "pretrained_cfg", None) or {}
     tag = config.get("tag")
     tagged = f"{config.get('architecture', name)}.{tag}" if tag else name
     rest = f" ({given[0]} as given)" if given else ""
-    if tag and name.endswith(f".{tag}"):
+    known = bool(tag and name.endswith(f".{tag}"))
+    source = f"of timm's {tagged}{rest}"
+    note(model, colours_read(spec["mean"], spec["std"], source, not known))
+    if known:
         log.info("%s: %s are taken, of timm's %s%s.", where, numbers, tagged, rest)
         return
     log.warning(

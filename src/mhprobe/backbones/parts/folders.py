@@ -53,6 +53,15 @@ _PICTURES: dict[str, _Rule] = {
     **dict.fromkeys(("input_size", "test_input_size", "min_input_size"), _SIZE),
     **dict.fromkeys(("mean", "std", "image_mean", "image_std"), _MEAN),
 }
+_POSITIVE: _Rule = (
+    "a positive number",
+    lambda value: type(value) in (int, float) and 0 < value < math.inf,
+)
+_PROCESSOR: dict[str, _Rule] = {
+    **dict.fromkeys(("image_mean", "image_std"), _MEAN),
+    **dict.fromkeys(("do_normalize", "do_rescale"), ("true or false", lambda v: type(v) is bool)),
+    "rescale_factor": _POSITIVE,
+}
 _RULES: dict[str, _Rule] = {
     "architecture": ("the name of a model", _text),
     "model_type": ("the name of a kind of model", _text),
@@ -60,6 +69,7 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(("num_classes", "num_features"), ("a whole number", lambda v: type(v) is int)),
     "image_size": _SIZE,
     **_PICTURES,
+    **_PROCESSOR,
 }
 _NAMES = ("architecture", "model_type")  # null is no name; elsewhere it leaves the choice open
 
@@ -93,6 +103,8 @@ def read_config(folder: Path, name: str = CONFIG) -> dict[str, Any]:
     _check(config, _RULES, path, "")
     if isinstance(config.get("pretrained_cfg"), Mapping):
         _check(config["pretrained_cfg"], _PICTURES, path, "pretrained_cfg.")
+    if isinstance(config.get("image_processor"), Mapping):
+        _check(config["image_processor"], _PROCESSOR, path, "image_processor.")
     if isinstance(config.get("model_args"), Mapping):
         _check(config["model_args"], {"img_size": _SIZE}, path, "model_args.")
     return dict(config)

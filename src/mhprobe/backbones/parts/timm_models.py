@@ -16,6 +16,7 @@ from torch import nn
 from mhprobe.backbones.parts.bounds import planned
 from mhprobe.backbones.parts.folders import held_in, read_config
 from mhprobe.errors import UserError, first_line, quoted, refusing
+from mhprobe.io.readings import Reading
 
 LOCAL = "local-dir:"
 SIZES = {
@@ -222,6 +223,34 @@ def input_spec(model: Any) -> dict[str, Any]:
         "size": tuple(size),
         **{key: tuple(config.get(key, (0.5, 0.5, 0.5))) for key in ("mean", "std")},
     }
+
+
+COLOURS = "mean and std"  # what a Reading of them is called
+
+
+def colours_read(
+    mean: Sequence[float], std: Sequence[float], source: str, guess: bool = False
+) -> Reading:
+    """Return the reading of a mean and a deviation per channel."""
+    taken = " and ".join(f"({', '.join(f'{one:.4g}' for one in of)})" for of in (mean, std))
+    return Reading(COLOURS, taken, source, guess, "mean and std")
+
+
+def colours(model: Any) -> Reading:
+    """Return where the mean and deviation of ``input_spec`` are from: a note of whoever loaded the model, or timm."""
+    if (noted := getattr(model, "readings", {}).get(COLOURS)) is not None:
+        return noted
+    config = getattr(model, "pretrained_cfg", None) or {}
+    mean, std = (tuple(config.get(key, (0.5, 0.5, 0.5))) for key in ("mean", "std"))
+    if not {"mean", "std"} <= {*config}:
+        return colours_read(mean, std, "since nothing says what it was trained on", guess=True)
+    tag = ".".join(filter(None, (config.get("architecture"), config.get("tag"))))
+    return colours_read(mean, std, f"of timm's {tag}" if tag else "of its pretrained_cfg")
+
+
+def note(model: Any, reading: Reading) -> None:
+    """Keep how a file or a setting of a model was interpreted, in ``model.readings``, by what was read."""
+    model.readings = {**getattr(model, "readings", {}), reading.what: reading}
 
 
 def _noted_size(model: nn.Module) -> tuple[int, int] | None:

@@ -14,7 +14,7 @@ from mhprobe.backbones import puts_out_features
 from mhprobe.data.archive import small_enough
 from mhprobe.data.base import ImageData
 from mhprobe.data.batch import Batch
-from mhprobe.data.images import decode
+from mhprobe.data.decoding import decode
 from mhprobe.errors import UserError, quoted
 from mhprobe.framework.questions.masking import Keep
 from mhprobe.framework.questions.material import Material
@@ -281,7 +281,7 @@ def _opened(data: ImageData, image: int | str) -> tuple[Tensor, int]:
         )
     try:
         small_enough(image, file.stat().st_size)
-        pixels = decode(file.read_bytes(), min(data.stored_size), resize=True, where=image)
+        pixels = decode(file.read_bytes(), data.stored_size, resize=True, where=image)
     except UserError as error:
         raise UserError(str(error).replace("root: ", "images: ")) from None
     return torch.tensor(pixels).permute(2, 0, 1), -1

@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from timm.models import save_for_hf
 from torch import nn
 
-from mhprobe.backbones import build, channels_of, gives_features, input_spec
+from mhprobe.backbones import build, channels_of, gives_features
 from mhprobe.backbones.parts.timm_models import registered
 from mhprobe.data.base import SPLITS, ImageData, InputSpec
 from mhprobe.data.source import other_classes
@@ -54,7 +54,7 @@ from mhprobe.scoring.base import Score, score_for
 from mhprobe.weights.checkpoint import DESCRIBES, load_checkpoint, load_weights, save_weights
 from mhprobe.weights.description import FREE, OURS, portable
 from mhprobe.weights.foreign import load_foreign
-from mhprobe.weights.normalisation import normalise_by, tell
+from mhprobe.weights.normalisation import normalise_by, seen_by, tell
 from mhprobe.weights.teacher import Recalled, Teacher
 
 log = logging.getLogger(__name__)
@@ -97,13 +97,14 @@ def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
     backbone, description = (
         _loaded(cfg, weights, data) if (weights := weights_file(cfg)) else _fresh(cfg, data)
     )
-    spec = input_spec(backbone)
-    data.spec = InputSpec(**spec)
-    if (channels := channels_of(backbone)) != 3:
+    if (channels := channels_of(backbone)) not in (1, 3):
         raise UserError(
-            f"backbone.in_chans: images are in colour, expected 3, got {channels}. Take a network "
-            "of 3."
+            "backbone.in_chans: images are in colour, expected 3, or 1 for grey ones, got "
+            f"{channels}. Take a network of 3, or measure in a notebook, where a loader gives images "
+            "of any channels."
         )
+    spec, _ = seen_by(backbone, None, None, "backbone")
+    data.spec = InputSpec(**spec)
     if features := gives_features(backbone):
         refuse_without_classifier(cfg.command)
     if cfg.score:  # refused before anything is computed

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import input_spec
+from mhprobe.backbones import channels_of, input_spec
 from mhprobe.masking.base import Order
 from mhprobe.pruning.on_path import OnPath
 from mhprobe.pruning.rounds import Chooses, Images, Shown, Stage, Train, prune
@@ -95,7 +95,10 @@ def run_cell(
 def _in_onnx(dense: nn.Module, pruned: nn.Module, rounds: int) -> dict[str, float]:
     """Speed of ONNX Runtime on the pruned network, float32 and dynamic int8, over the dense one's in float32."""
     example = torch.randn(
-        2, 3, *input_spec(dense)["size"], generator=torch.Generator().manual_seed(0)
+        2,
+        channels_of(dense),
+        *input_spec(dense)["size"],
+        generator=torch.Generator().manual_seed(0),
     )
     whole, smaller = onnx_sessions(dense, example), onnx_sessions(pruned, example)
     row = {}

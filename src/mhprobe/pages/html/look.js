@@ -257,6 +257,7 @@ function recall() {
 }
 
 function start() {
+  document.documentElement.style.setProperty("--shape", DATA.shape);
   byId("sort").append(el("option", { value: "" }, "number"), ...DATA.measures.map(({ name }) => el("option", { value: name }, name)), el("option", { value: "likeness" }, "likeness"));
   byId("tokens").append(...d3.range(before.prefix).slice(0, 6).map((token) => el("button", { type: "button", "data-token": token, onclick: () => { view.token = view.token === token ? null : token; draw(); } }, isClass(token) ? "Class token" : tokenName(token))));
   byId("strip").append(...PHOTOS.map(({ name, picture }, image) => el("button", { type: "button", "data-image": image, title: name, "aria-label": name, style: `background-image:url(${picture})`, disabled: SITES.length > 0 && !byId(`attention-${image}`), onclick: () => chooseImage(image) })));

@@ -6,15 +6,17 @@ import hashlib
 import json
 import logging
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import jinja2
 
+from mhprobe.errors import short
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
+from mhprobe.io.readings import Reading, restored
 from mhprobe.masking.base import LABELS
 from mhprobe.pages.html.kept import NETWORK, Live, live, maps, runtime
 from mhprobe.pages.html.pictures import embed
@@ -32,17 +34,22 @@ log = logging.getLogger(__name__)
 
 
 def finish_report(
-    folder: Path, task: str, layout: HeadLayout, network: Mapping[str, Any] | None = None
+    folder: Path,
+    task: str,
+    layout: HeadLayout,
+    network: Mapping[str, Any] | None = None,
+    inputs: Iterable[Reading] = (),
 ) -> Path | None:
     """Write ``run.json`` and ``report.html`` at the end of a command, on rank 0.
 
     Never fails the run.
 
     task: the command's module, e.g. "train". network: description of the weights, as in model.json.
+    inputs: how files of weights and images were interpreted.
     Returns the page, or None after a line in the log.
     """
     try:
-        write_facts(folder, task, layout, network)
+        write_facts(folder, task, layout, network, inputs)
         return write_report(folder)
     except Exception as error:  # the results are there
         log.warning("report.html: %s. Try again with: python -m mhprobe.report %s", error, folder)
@@ -190,8 +197,20 @@ def facts(run: Run) -> list[tuple[str, str]]:
             if "finished" in record
             else "not recorded",
         ),
+        *_inputs(record.get("inputs")),
         ("Seed", str(run.config.get("seed", "not recorded"))),
         ("Folder", str(run.folder)),
+    ]
+
+
+def _inputs(plain: Any) -> list[tuple[str, str]]:
+    """Say how files of weights and images were interpreted; a guess is marked."""
+    return [
+        (
+            short(f"{str(reading.what)[:1].upper()}{str(reading.what)[1:]}", 40),
+            short(f"{reading.taken}, {reading.source}{' (a guess)' * bool(reading.guess)}", 600),
+        )
+        for reading in restored(plain if isinstance(plain, list) else ())
     ]
 
 

@@ -1,20 +1,33 @@
 """The network that a command names: a run, a file of weights, a folder of transformers', or a name of timm's."""
 
 import contextlib
+import logging
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import nn
 
-from mhprobe.backbones import attach, backbone_of, build, input_spec, layout_of
+from mhprobe.backbones import (
+    attach,
+    backbone_of,
+    build,
+    channels_of,
+    input_spec,
+    layout_of,
+    readings_of,
+)
 from mhprobe.backbones.huggingface import from_folder
 from mhprobe.backbones.parts.folders import read_config
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
+from mhprobe.io.readings import Reading, log_readings
 from mhprobe.weights.checkpoint import load_weights
 from mhprobe.weights.foreign import model_from
 from mhprobe.weights.hub import PREFIX, find_weights
+from mhprobe.weights.normalisation import Numbers, seen_by
 from mhprobe.weights.twin import RandomTwin
+
+log = logging.getLogger(__name__)
 
 MOST = 30_000_000  # attention weights of an image: a ViT-L at 224 pixels has half as many
 SMALL = (
@@ -29,7 +42,8 @@ class Network(NamedTuple):
     """A network to look at.
 
     spec: size, mean and std of its images. recipe: for ``RandomTwin``, or None if it cannot be
-    rebuilt. notes: sentences on choices made for the user.
+    rebuilt. notes: sentences on choices made for the user. readings: how its file and its images are
+    interpreted.
     """
 
     model: nn.Module
@@ -37,6 +51,7 @@ class Network(NamedTuple):
     spec: dict[str, Any]
     recipe: dict[str, Any] | None = None
     notes: tuple[str, ...] = ()
+    readings: tuple[Reading, ...] = ()
 
     @property
     def layout(self) -> HeadLayout:
@@ -82,6 +97,27 @@ def chosen(
         with contextlib.suppress(UserError):  # weights of ours; others' are timm's to find
             return _described(find_weights(model), str(model))
     return _of_timm(str(model), weights, size)
+
+
+def coloured(network: Network, mean: Numbers | None, std: Numbers | None) -> Network:
+    """Return the network with the mean and deviation that were given, with a line on how inputs are interpreted.
+
+    Raises UserError for images of other than 1 or 3 channels, and numbers that no pixels have.
+    """
+    model = backbone_of(network.model)
+    if (channels := channels_of(model)) not in (1, 3):
+        raise UserError(
+            "look: model: expected one that takes images of 3 channels, or 1, got one that takes "
+            f"{channels}; photographs have no others."
+        )
+    seen, reading = seen_by(model, mean, std, "look")
+    readings = {**readings_of(network.model), reading.what: reading}
+    if channels == 1:
+        brightness = Reading("colours", "grey, .299 red + .587 green + .114 blue", "the network's")
+        readings[brightness.what] = brightness
+    log_readings(readings.values(), log, "look")
+    spec = {**network.spec, "mean": seen["mean"], "std": seen["std"]}
+    return network._replace(spec=spec, readings=tuple(readings.values()))
 
 
 def _built(model: nn.Module) -> Network:

@@ -4,23 +4,26 @@ import html
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import attach, backbone_of, input_spec
-from mhprobe.data.augment import normalise
+from mhprobe.backbones import attach, backbone_of, input_spec, refuse_no_model
+from mhprobe.data.augment import grey, normalise
+from mhprobe.data.decoding import levels_given
 from mhprobe.data.photos import listed
-from mhprobe.errors import UserError, whole_number
+from mhprobe.errors import UserError, one_of, quoted, whole_number
 from mhprobe.io.files import write
 from mhprobe.io.progress import progress
 from mhprobe.io.written import counted, rounded
 from mhprobe.pages.html.page import LIVE, render, write_report
-from mhprobe.pages.looking.network import Network, chosen
+from mhprobe.pages.looking.network import Network, chosen, coloured
 from mhprobe.pages.looking.photographs import Photographs, masks, photographs
 from mhprobe.pages.looking.seen import Form, all_packed, described
 from mhprobe.recording.looks import visible
 from mhprobe.report.runs.facts import write_facts
+from mhprobe.weights.normalisation import Numbers
 
 if TYPE_CHECKING:
     from mhprobe.pages.looking.sentences import Sentence
@@ -59,6 +62,9 @@ def look(
     untrained: bool = True,
     first: Callable[[Look], object] = lambda page: None,
     show_progress: bool = True,
+    mean: Numbers | None = None,
+    std: Numbers | None = None,
+    levels: Numbers | None = None,
 ) -> Look:
     """Look at what every head of a network attends to on photographs.
 
@@ -71,19 +77,31 @@ def look(
     masks_in: a folder with a mask for each photograph, bright on salient objects.
     untrained: measure an untrained network of this architecture, too.
     first: called with the page of the first photograph, before the others are done.
+    mean, std: of the pixels in [0, 1] that the network was trained on, per channel or one for all;
+        by default its own, or those of its processor; the notes say where they are from.
+    levels: the value of a white pixel, or of a black and a white one, in files of more than 8 bits; by
+        default the fewest bits that hold the largest value.
 
     The page has the attention of all heads from all tokens, or the reason why some or all have none
     between patches. Raises UserError for a folder without photographs, an unknown network, and
     missing masks.
     """
     whole_number("look: limit", limit, least=1)
+    one_of("look", "untrained", untrained, Literal[True, False])
+    one_of("look", "show_progress", show_progress, Literal[True, False])
+    for name, value in (("folder", folder), ("first", first)):
+        if not (callable(value) if name == "first" else isinstance(value, str | Path)):
+            what = "a function of a page" if name == "first" else "a folder of photographs"
+            raise UserError(f"look: {name}: expected {what}, got {quoted(value)}.")
     there = listed(folder, "look")  # before a network is built, or its weights downloaded
-    network = chosen(model, weights, size)
+    given = levels_given(levels, "look: levels")
+    network = coloured(chosen(model, weights, size), mean, std)
     side: tuple[int, int] = network.spec["size"]
-    photos = photographs(there, max(side), limit)
+    photos = photographs(there, side, limit, given)
     objects = None if masks_in is None else masks(masks_in, photos.names, side)
     weight = next(network.model.parameters())
-    images = normalise(photos.pixels, side, network.spec["mean"], network.spec["std"]).to(weight)
+    pixels = grey(photos.pixels) if len(network.spec["mean"]) == 1 else photos.pixels
+    images = normalise(pixels, side, network.spec["mean"], network.spec["std"]).to(weight)
 
     def begun(form: Form, pack: str) -> None:
         first(_page(network, photos, form, [pack]))
@@ -140,6 +158,7 @@ def _page(
             for name, of in zip(photos.names, photos.pictures, strict=True)
         ],
         "measures": measures,
+        "shape": f"{network.spec['size'][1]} / {network.spec['size'][0]}",
         "sentences": [{"text": sentence.text, "heads": sentence.heads} for sentence in sentences],
     }
     page = render(
@@ -163,6 +182,28 @@ def _page(
     return Look(page, sentences, [*network.notes, *photos.notes])
 
 
+def _check_labels(labels: object, images: int) -> None:
+    """Raise UserError for anything but a class per image, and for no image at all."""
+    if not images:
+        raise UserError("live: images: expected at least one, got none.")
+    right = (
+        isinstance(labels, Tensor)
+        and labels.shape == (images,)
+        and not labels.is_floating_point()
+        and labels.dtype != torch.bool
+    )
+    if not right:
+        got = (
+            f"{tuple(labels.shape)} {labels.dtype}"
+            if isinstance(labels, Tensor)
+            else type(labels).__name__
+        )
+        raise UserError(
+            f"live: labels: expected one for each of {images} images, a tensor of ({images},) whole "
+            f"numbers, got {got}."
+        )
+
+
 def live(
     model: nn.Module, images: Tensor, labels: Tensor, class_names: Sequence[str] | None = None
 ) -> Look:
@@ -178,6 +219,7 @@ def live(
     """
     from mhprobe.pages.beside import keep
 
+    refuse_no_model("live", model)
     layout, backbone = attach(model).layout.of("head"), backbone_of(model)
     if (
         not isinstance(images, Tensor)
@@ -192,10 +234,7 @@ def live(
         raise UserError(
             f"live: images: expected (N, 3, height, width) uint8, pixels from 0 to 255, got {got}."
         )
-    if len(labels) != len(images):
-        raise UserError(
-            f"live: labels: expected one for each of {len(images)} images, got {len(labels)}."
-        )
+    _check_labels(labels, len(images))
     with tempfile.TemporaryDirectory(prefix="mhprobe_live_") as place:
         folder = Path(place) / type(backbone).__name__ / "live"  # these two are the page's title
         titles = [f"image {number}" for number in range(len(images))]

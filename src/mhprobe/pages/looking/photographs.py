@@ -7,24 +7,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mhprobe.data.archive import Archive, open_archive
+from mhprobe.data.archive import Archive, LeftOut, open_archive
 from mhprobe.data.augment import resized
+from mhprobe.data.decoding import Levels, Size, decode, refuse_bombs
 from mhprobe.data.draws import evenly
-from mhprobe.data.images import decode, is_image, refuse_bombs
+from mhprobe.data.images import Notes, OfSet, is_image, readable
 from mhprobe.errors import UserError
 from mhprobe.pages.html.pictures import encoded
 
-SHOWN = 448  # pixels of a photograph's side in a page
+SHOWN = 448  # pixels of a photograph's longer side in a page
 QUALITY = 82  # of its JPEG
 
 
 class Photographs(NamedTuple):
-    """Squares from the middle of N photographs.
+    """The middle of N photographs, in the shape of a network's images.
 
-    names: files. pixels: (N, 3, side, side) uint8, for the network. pictures: JPEG as data URLs,
+    names: files. pixels: (N, 3, height, width) uint8, for the network. pictures: JPEG as data URLs,
     for the page.
-    notes: how many of the folder's photographs these are, if not all, and a line per unreadable
-    file.
+    notes: how many of the folder's photographs these are, if not all, how they were interpreted, and
+    a line per unreadable file.
     """
 
     names: list[str]
@@ -33,25 +34,41 @@ class Photographs(NamedTuple):
     notes: list[str]
 
 
-def photographs(there: tuple[Archive, list[str]], side: int, limit: int = 12) -> Photographs:
-    """Read at most ``limit`` photographs, evenly by name, as squares of ``side`` pixels.
+def photographs(
+    there: tuple[Archive, list[str]], size: Size, limit: int = 12, levels: Levels | None = None
+) -> Photographs:
+    """Read at most ``limit`` photographs, evenly by name, as images of ``size``.
 
-    there: as of ``listed``.
+    there: as of ``listed``. size: pixels of the side of squares, or (height, width). levels: as for
+    ``decode``; None finds those of files of more than 8 bits.
 
     Raises UserError where none of them can be read.
     """
     archive, every = there
+    of_network = (size, size) if isinstance(size, int) else size
+    scale = SHOWN / max(of_network)
+    shown = (max(1, round(of_network[0] * scale)), max(1, round(of_network[1] * scale)))
+    faults: LeftOut = {}
+    readings: Notes = []
+    chosen = [every[number] for number in evenly(limit, len(every))]
+    wide = OfSet(archive, chosen, readings)
     read, left_out = {}, []
     refuse_bombs()
-    for name, data in archive.read([every[number] for number in evenly(limit, len(every))]):
+    for name, data in archive.read(chosen, faults):
         try:
-            read[name] = [decode(data, pixels, True, name) for pixels in (side, SHOWN)]
+            as_read = levels or wide.levels
+            read[name] = [
+                decode(data, pixels, True, readable(name), as_read)
+                for pixels in (of_network, shown)
+            ]
         except UserError as error:
             left_out.append(str(error).removeprefix("root: "))
+    left_out += [str(error).removeprefix("root: ") for error in faults.values()]
     if not read:
         raise UserError(f"look: {archive.path} has no photographs that can be read: {left_out[0]}")
     names = sorted(read)  # an archive streams in its own order
     notes = [f"Left out: {line}" for line in left_out]
+    notes = [*(f"{reading}." for reading in readings), *notes]
     if len(every) > limit:
         notes.insert(
             0,
@@ -59,9 +76,8 @@ def photographs(there: tuple[Archive, list[str]], side: int, limit: int = 12) ->
             "name.",
         )
     pixels = torch.from_numpy(np.stack([read[name][0] for name in names])).permute(0, 3, 1, 2)
-    return Photographs(
-        names, pixels, [encoded(read[name][1], "jpeg", quality=QUALITY) for name in names], notes
-    )
+    pictures = [encoded(read[name][1], "jpeg", quality=QUALITY) for name in names]
+    return Photographs([readable(name) for name in names], pixels, pictures, notes)
 
 
 def masks(folder: str | Path, names: list[str], size: tuple[int, int]) -> Tensor:
@@ -71,10 +87,11 @@ def masks(folder: str | Path, names: list[str], size: tuple[int, int]) -> Tensor
     one is missing, or if a name belongs to several.
     """
     archive = open_archive(Path(folder).expanduser())
-    images, files = [file for file in archive.names() if is_image(file)], list[str]()
+    images, files = [file for file in archive.names({}) if is_image(file)], list[str]()
     for stem in (PurePosixPath(name).stem for name in names):
         masked, there = (
-            [file for file in of if PurePosixPath(file).stem == stem] for of in (names, images)
+            [file for file in of if PurePosixPath(readable(file)).stem == stem]
+            for of in (names, images)
         )
         if len(masked) != 1 or len(there) != 1:
             raise UserError(
@@ -83,7 +100,7 @@ def masks(folder: str | Path, names: list[str], size: tuple[int, int]) -> Tensor
                 f"expected one image of the same name, e.g. {stem}.png."
             )
         files += there
-    decoded = {file: decode(data, max(size), True, file) for file, data in archive.read(set(files))}
+    decoded = {file: decode(data, size, True, file) for file, data in archive.read(set(files))}
     bright = torch.from_numpy(np.stack([decoded[file].max(-1) for file in files])).float()
     salient = (2 * bright >= bright.amax((1, 2), keepdim=True)) & (bright > 0)
     return resized(salient, size)

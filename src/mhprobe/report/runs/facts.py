@@ -10,7 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,23 @@ from mhprobe import __version__
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
 from mhprobe.io.machine import processor
+from mhprobe.io.readings import Reading
 from mhprobe.report.runs.folder import Folder
 
 PACKAGES = ("torch", "timm", "lightning", "torchmetrics", "numpy")
 
 
 def write_facts(
-    folder: Path, task: str, layout: HeadLayout, network: Mapping[str, Any] | None = None
+    folder: Path,
+    task: str,
+    layout: HeadLayout,
+    network: Mapping[str, Any] | None = None,
+    inputs: Iterable[Reading] = (),
 ) -> Path:
     """Write ``folder/run.json``.
 
-    task: the command's module, e.g. "train". network: description of the weights.
+    task: the command's module, e.g. "train". network: description of the weights. inputs: how files
+    of weights and images were interpreted.
     """
     config = Path(folder) / "config" / "overrides.yaml"  # written at the start
     now = datetime.datetime.now().astimezone()
@@ -50,6 +56,7 @@ def write_facts(
         "network": {
             key: network[key] for key in ("data", "class_names") if network and key in network
         },
+        "inputs": [reading.plain() for reading in inputs],
         "heads": [
             [site.name, site.stage, site.block, site.num_heads] for site in layout.of("head").sites
         ],
