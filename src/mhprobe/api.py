@@ -16,6 +16,7 @@ import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -28,6 +29,7 @@ from mhprobe.backbones import (
     channels_of,
     input_spec,
     puts_out_features,
+    readings_of,
     refuse_no_model,
 )
 from mhprobe.data.batch import Batch, Split, images_and_labels
@@ -35,13 +37,14 @@ from mhprobe.data.photos import PhotoLoader
 from mhprobe.errors import UserError, one_of, quoted, refuse_misfits, whole_number
 from mhprobe.heads import FillName, HeadLayout
 from mhprobe.io.progress import progress
+from mhprobe.io.readings import Reading
 from mhprobe.masking.base import SHARES
 from mhprobe.masking.parts.curve import CurveSpec, order_named
 from mhprobe.masking.parts.curve import masking_curve as trace_curve
 from mhprobe.masking.parts.trace import Curve
 from mhprobe.measures.base import Measure, MeasureWarning, fitted
 from mhprobe.measures.parts.hashing import image_numbers
-from mhprobe.recording.checks import check_batch, say_scale
+from mhprobe.recording.checks import check_batch, refuse_no_forward, refuse_unusable, say_scale
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.measuring import feed, fills_of, finished, label_of
 from mhprobe.recording.outputs import Of, Output, taking
@@ -141,6 +144,7 @@ def measure(
     return Found(
         {n: Values.of(n, labels[n], named[n].kind, named[n].layout, columns[n]) for n in columns},
         refused,
+        {**readings_of(model), **getattr(loader, "readings", {})},
     )
 
 
@@ -197,6 +201,8 @@ def masking_curve(
     ([0, 3, 6], 1.0)
     """
     refuse_no_model("masking_curve", model)
+    refuse_no_forward("masking_curve", model)
+    refuse_unusable("masking_curve", model)
     batch = _split("masking_curve", batch, label)
     _refuse_no_loader("masking_curve", loader, select_loader, "every mask is tried on it")
     whole_number("masking_curve: steps", steps, none="all units")
@@ -222,7 +228,8 @@ def masking_curve(
         curves = trace_curve(
             layout, spec, score_on[-1], score_on[0], splits=splits, steps=steps, costs=left
         )
-    return CurveRows(curve_rows(curves), curves, layout)
+    readings = {**readings_of(model), **getattr(loader, "readings", {})}
+    return CurveRows(curve_rows(curves), curves, layout, readings)
 
 
 def _split(where: str, batch: Split, label: str | None) -> Split:
@@ -591,13 +598,20 @@ def _tell_scale(model: nn.Module, images: Tensor) -> None:
 
 
 class CurveRows(list[dict[str, Any]]):
-    """Rows of masking curves, with the curves themselves; ``mhprobe.plot.curve`` draws them."""
+    """Rows of masking curves, with the curves themselves; ``mhprobe.plot.curve`` draws them.
+
+    readings: how the network's file, its outputs and the images were interpreted.
+    """
 
     def __init__(
-        self, rows: Iterable[dict[str, Any]], curves: Sequence[Curve], layout: HeadLayout
+        self,
+        rows: Iterable[dict[str, Any]],
+        curves: Sequence[Curve],
+        layout: HeadLayout,
+        readings: Mapping[str, Reading] = MappingProxyType({}),
     ) -> None:
         super().__init__(rows)
-        self.curves, self.layout = curves, layout
+        self.curves, self.layout, self.readings = curves, layout, dict(readings)
 
     @property
     def masks(self) -> list[Tensor | None]:

@@ -127,6 +127,9 @@ _PLAIN: dict[
 }
 
 
+_PLURAL: dict[Any, str] = {int: "whole numbers", float: "numbers", str: "texts"}
+
+
 def refuse_misfits(
     make: Callable[..., Any],
     options: Mapping[str, Any],
@@ -198,6 +201,10 @@ def fits(value: Any, hint: Any) -> bool:
     if _is(origin, Collection):
         several = isinstance(value, Collection) and not isinstance(value, str | Mapping)
         return several and all(fits(item, (*parts, Any)[0]) for item in value)
+    if _is(hint, object) and hint.__module__.startswith(
+        "mhprobe."
+    ):  # a part of ours, no plain value
+        return not isinstance(value, str | int | float | list | tuple)
     return True
 
 
@@ -214,7 +221,10 @@ def _in_words(hint: Any) -> str:
     if origin is Annotated:
         return f"{_in_words(parts[0])} of at least {parts[1]}"
     if _is(origin, Collection) and not _is(origin, Mapping):
-        return "a list"
+        of = _PLURAL.get(parts[0] if parts else None)
+        return f"a list of {of}" if of else "a list"
+    if _is(hint, object) and hint.__module__.startswith("mhprobe."):
+        return f"a {hint.__name__} (on the command line a part with a _target_)"
     if origin is Callable:
         return "a class or function"
     return _PLAIN.get(hint, ("something else", None))[0]

@@ -283,7 +283,8 @@ def readings_of(model: nn.Module) -> dict[str, Reading]:
     """Return how a model's file and settings were interpreted, by what was read, with its mean and deviation."""
     backbone = backbone_of(model)
     noted = {**getattr(model, "readings", {}), **getattr(backbone, "readings", {})}
-    with contextlib.suppress(UserError):  # a model of texts sees no colours
+    with contextlib.suppress(UserError, AttributeError):  # a model of texts sees no colours
+        input_spec(backbone)
         reading = colours_of(backbone)
         noted.setdefault(reading.what, reading)
     return noted

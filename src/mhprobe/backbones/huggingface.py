@@ -202,12 +202,13 @@ def colours(model: Any) -> tuple[Numbers, Numbers, str]:
     "" for the file's name: none is there, and those of the family's published weights are returned.
     Raises UserError for a damaged file.
     """
-    for file in _processors(model):
-        if (found := colours_in(read_config(file.parent, file.name))) is not None:
-            return (*found, file.name)
     channels = getattr(model.config, "num_channels", 3)
-    mean, std = _PUBLISHED.get(type(model).__name__, _HALF)
-    return (mean, std, "") if channels == 3 else ((0.5,) * channels, (0.5,) * channels, "")
+    usual = _PUBLISHED.get(type(model).__name__, _HALF)
+    mean, std = usual if channels == 3 else ((0.5,) * channels, (0.5,) * channels)
+    for file in _processors(model):
+        if found := colours_in(read_config(file.parent, file.name)):
+            return found.get("mean", mean), found.get("std", std), file.name
+    return mean, std, ""
 
 
 def _processors(model: Any) -> Iterator[Path]:
@@ -227,22 +228,20 @@ def _processors(model: Any) -> Iterator[Path]:
                 yield Path(found)
 
 
-def colours_in(settings: Mapping[str, Any]) -> tuple[Numbers, Numbers] | None:
-    """Mean and deviation of pixels in [0, 1] in a processor's settings; None where it has none.
+def colours_in(settings: Mapping[str, Any]) -> dict[str, Numbers]:
+    """Return "mean" and "std" of pixels in [0, 1] in a processor's settings, those that it has.
 
     A processor multiplies bytes by ``rescale_factor`` first, which need not be 1 / 255.
     """
     inner = settings.get("image_processor")
     settings = inner if isinstance(inner, Mapping) else settings
-    mean, std = settings.get("image_mean"), settings.get("image_std")
+    numbers = {key: settings.get(f"image_{key}") for key in ("mean", "std")}
     if settings.get("do_normalize") is False:
-        mean, std = [0.0] * 3, [1.0] * 3
-    if mean is None or std is None:
-        return None
+        numbers = {"mean": [0.0] * 3, "std": [1.0] * 3}
     factor = settings.get("rescale_factor")
     unit = 255 * (1 / 255 if factor is None else factor)
     unit = 255.0 if settings.get("do_rescale") is False else unit
-    return tuple(one / unit for one in mean), tuple(one / unit for one in std)
+    return {key: tuple(n / unit for n in of) for key, of in numbers.items() if of is not None}
 
 
 def _output(attention: Any, model: nn.Module, name: str) -> Any:

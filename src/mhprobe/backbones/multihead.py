@@ -190,7 +190,8 @@ class TorchvisionViT(MultiHead):
         return {"size": (model.image_size,) * 2, **IMAGENET}
 
     def colours(self, model: Any) -> Reading:
-        return colours_read(**IMAGENET, source="ImageNet's, as of torchvision's weights")
+        source = "ImageNet's, as of torchvision's weights"
+        return colours_read(IMAGENET["mean"], IMAGENET["std"], source)
 
 
 class Encoder(MultiHead):

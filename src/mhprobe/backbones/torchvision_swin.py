@@ -139,7 +139,8 @@ class TorchvisionSwin(Family):
         return {"size": _size(model), **IMAGENET}
 
     def colours(self, model: Any) -> Reading:
-        return colours_read(**IMAGENET, source="ImageNet's, as of torchvision's weights")
+        source = "ImageNet's, as of torchvision's weights"
+        return colours_read(IMAGENET["mean"], IMAGENET["std"], source)
 
 
 def _size(model: Any) -> tuple[int, int]:

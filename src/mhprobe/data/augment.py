@@ -13,6 +13,7 @@ from mhprobe.errors import UserError
 
 # one stream per kind of draw; a new augmentation takes the next number, so that it changes no other
 _DOWN, _RIGHT, _FLIP, _MIX, _RAND = range(5)
+GREY = "grey, .299 red + .587 green + .114 blue"  # what ``grey`` gives, in words
 STRONGEST = 30  # of torchvision's RandAugment, whose scale has 31 steps
 
 
@@ -160,6 +161,19 @@ def grey(images: Tensor) -> Tensor:
     """(B, 3, h, w) uint8 -> (B, 1, h, w) uint8: the brightness of colours (ITU-R 601), as Pillow's."""
     weights = torch.tensor([0.299, 0.587, 0.114], device=images.device).view(1, 3, 1, 1)
     return (images.float() * weights).sum(1, keepdim=True).round().to(torch.uint8)
+
+
+def in_colours(images: Tensor) -> tuple[Tensor, str]:
+    """(..., C, h, w) of any channels -> (..., 3, h, w), the first three, or grey; and words on what is shown."""
+    channels = images.shape[-3]
+    if channels == 3:
+        return images, "image"
+    if channels > 3:
+        return images[..., :3, :, :], f"image (channels 1 to 3 of {channels})"
+    mean = images.float().mean(-3, keepdim=True)
+    mean = mean if images.is_floating_point() else mean.round().to(images.dtype)
+    grey = mean.expand(*images.shape[:-3], 3, *images.shape[-2:])
+    return grey, "image" if channels == 1 else f"image (mean of {channels} channels, grey)"
 
 
 def resized(objects: Tensor, size: tuple[int, int]) -> Tensor:

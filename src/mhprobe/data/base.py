@@ -15,7 +15,7 @@ import lightning as L
 import numpy as np
 import torch
 
-from mhprobe.data.augment import Augment, grey, normalise, resized
+from mhprobe.data.augment import GREY, Augment, grey, normalise, resized
 from mhprobe.data.batch import Batch
 from mhprobe.data.cache import Cache, open_cache
 from mhprobe.data.draws import evenly, fold, stratified
@@ -63,6 +63,8 @@ class ImageData(L.LightningDataModule):
     """
 
     spec: InputSpec | None = None
+    options_in = ""  # what stands in front of the source's options where a user gives them
+    _told = False  # how the images were interpreted
     _classes: tuple[str, ...] = ()  # of the network that labels the images, where nobody else has
 
     def __init__(
@@ -159,7 +161,8 @@ class ImageData(L.LightningDataModule):
     @property
     def input_spec(self) -> InputSpec:
         """Input that batches are made for: ``spec``, or the stored size scaled to [-1, 1]."""
-        return self.spec or InputSpec(self.stored_size)
+        halves = (0.5,) * self.channels
+        return self.spec or InputSpec(self.stored_size, halves, halves)
 
     @property
     def eval_batch_size(self) -> int:
@@ -222,6 +225,18 @@ class ImageData(L.LightningDataModule):
         """(height, width) of the decoded images."""
         return self._cache.size
 
+    def _named(self, cache: Cache) -> list[Reading]:
+        """Readings of the source, with its options as the user calls them."""
+        return [
+            reading._replace(option=reading.option and f"{self.options_in}{reading.option}")
+            for reading in cache.readings
+        ]
+
+    @property
+    def channels(self) -> int:
+        """Channels of the stored images."""
+        return int(self._cache.splits["train"].images.shape[1])
+
     @functools.cached_property
     def fingerprint(self) -> str:
         """16 hex digits that name the pixels, the labels and which of them are in each split."""
@@ -257,21 +272,26 @@ class ImageData(L.LightningDataModule):
 
     @property
     def readings(self) -> dict[str, Reading]:
-        """How the images were interpreted, by what was read."""
-        read = {reading.what: reading for reading in self._cache.readings}
+        """Ways in which the images were interpreted, by what was read."""
+        read = {reading.what: reading for reading in self._named(self._cache)}
         stored, seen = self.stored_size, self.input_spec.size
         form = f"the middle of what is stored, {stored[1]} x {stored[0]} pixels"
         scaled = f"{form}, as {seen[1]} x {seen[0]}" if seen != stored else form
         size = {"size": Reading("size", scaled, "the network's")}
-        if len(self.input_spec.mean) == 1:
-            brightness = "grey, .299 red + .587 green + .114 blue"
-            size["colours"] = Reading("colours", brightness, "the network's")
+        if self.channels not in (1, 3):
+            part = "the first three" if self.channels > 3 else "their mean"
+            shown = f"{self.channels} channels; pictures show {part}"
+            size["colours"] = Reading("colours", shown, "the files'")
+        elif len(self.input_spec.mean) == 1 and self.channels == 3:
+            size["colours"] = Reading("colours", GREY, "since the network takes one channel")
         return {**read, **size}
 
     def prepare_data(self) -> None:
         """Decode the images, or check the ones that were decoded before; say how they were interpreted."""
         cache = open_cache(self.source, self.cache_dir)
-        log_readings(cache.readings, log, f"data: {self.source.name}")
+        if not self._told:  # Lightning prepares again
+            log_readings(self._named(cache), log, f"data: {self.source.name}")
+            self._told = True
         splits = cache.splits
         if both := len(np.intersect1d(splits["train"].digests, splits["test"].digests)):
             log.warning(
@@ -313,7 +333,7 @@ class ImageData(L.LightningDataModule):
                 self.augment.crop_flip(batch, self.seed, epoch), self.seed, epoch
             )
         objects = None if train or batch.objects is None else resized(batch.objects, spec.size)
-        if len(spec.mean) == 1:
+        if len(spec.mean) == 1 and batch.images.shape[1] == 3:
             batch = batch._replace(images=grey(batch.images))
         batch = batch._replace(
             images=normalise(batch.images, spec.size, spec.mean, spec.std), objects=objects

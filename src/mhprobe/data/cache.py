@@ -209,7 +209,7 @@ class _Decoded:
         self.digests = np.zeros(count, dtype="<u8")
         self.there = np.zeros(count, dtype=bool)
         shapes = {
-            "images": (count, 3, *size),
+            "images": (count, contents.channels, *size),
             **({"objects": (count, *size)} if contents.objects else {}),
         }
         files = {folder / f"{split}-{name}.npy": shape for name, shape in shapes.items()}
@@ -219,6 +219,12 @@ class _Decoded:
         self.digest_path, self.paths = folder / f"{split}{DIGESTS}", list(files)
 
     def put(self, position: int, image: np.ndarray, mask: np.ndarray | None = None) -> None:
+        expected = self.arrays[0].shape[1]
+        if image.shape[-1] != expected:
+            raise UserError(
+                f"{self.digest_path.name.removesuffix(DIGESTS)}: image {position} has "
+                f"{image.shape[-1]} channels, expected {expected} as the first. Give all the same."
+            )
         digest = hashlib.blake2b(image.tobytes(), digest_size=8)
         self.there[position] = True
         self.arrays[0][position] = image.transpose(2, 0, 1)

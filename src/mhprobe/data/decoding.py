@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
 
 # Of Pillow's formats those that are pixels alone: PostScript would be run by Ghostscript.
+NUMPY = b"\x93NUMPY"  # how a .npy file begins
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 THINNEST = 100  # times as long as wide: scaling its short side up would take gigabytes
 DEPTHS = (8, 10, 12, 14, 16)  # bits that cameras and scanners give
@@ -132,7 +133,7 @@ def decode(
     where: str,
     levels: Levels | Callable[[], Levels] | None = None,
 ) -> np.ndarray:
-    """Return an encoded image as (h, w, 3) uint8 RGB, upright.
+    """Return an encoded image as (h, w, 3) uint8 RGB, upright; an array of NumPy's with the channels that it has.
 
     size: of the result, h and w, or both; the image is scaled to cover it, and its middle is cut
     out. resize: False refuses an image of another size.
@@ -141,6 +142,9 @@ def decode(
     where: for errors. Raises UserError for what is damaged, no image, too large, or of another form.
     """
     height, width = (size, size) if isinstance(size, int) else size
+    if data.startswith(NUMPY):
+        array = _array_bytes(data, where, levels)
+        return _sized(array, (height, width), resize, where)
     with _told(data, where):
         opened, wide = _opened(data, where, (width, height) if resize else None)
         if wide is not None:
@@ -152,14 +156,84 @@ def decode(
             image = opened.convert("RGB")
             if isinstance(levels, Levels):
                 image = _eight_bits(np.asarray(image), levels)
-    if image.size != (width, height):
-        if not resize:
-            raise UserError(
-                f"root: {where} has {image.width} x {image.height} pixels, expected {width} x "
-                f"{height}."
-            )
-        image = _covering(image, width, height)
-    return np.asarray(image)
+    return np.asarray(_sized(image, (height, width), resize, where))
+
+
+def _sized(image: Any, size: tuple[int, int], resize: bool, where: str) -> Any:
+    """A picture, or each channel of an array (h, w, C), scaled to cover the size and cut.
+
+    UserError for another size without ``resize``.
+    """
+    from PIL import Image
+
+    channels = [image]
+    if isinstance(image, np.ndarray):
+        channels = [Image.fromarray(np.ascontiguousarray(of)) for of in np.moveaxis(image, -1, 0)]
+    height, width = size
+    if channels[0].size == (width, height):
+        return image
+    if not resize:
+        raise UserError(
+            f"root: {where} has {channels[0].width} x {channels[0].height} pixels, expected {width} "
+            f"x {height}."
+        )
+    scaled = [_covering(of, width, height) for of in channels]
+    if isinstance(image, np.ndarray):
+        return np.stack([np.asarray(of) for of in scaled], -1)
+    return scaled[0]
+
+
+def channels_in(data: bytes, where: str) -> int:
+    """Return the number of channels of an array of NumPy's; 3 of a picture. UserError as of ``decode``."""
+    return _array(data, where).shape[-1] if data.startswith(NUMPY) else 3
+
+
+def _array(data: bytes, where: str) -> np.ndarray:
+    """(h, w, C) numbers of a .npy file, whose channels stand first or last. UserError for anything else."""
+    file = io.BytesIO(data)
+    try:
+        version = np.lib.format.read_magic(file)
+        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else None
+        shape, _, dtype = (header or np.lib.format.read_array_header_2_0)(file)
+        room = math.prod(shape) * dtype.itemsize
+        if dtype.kind not in "buif" or room != len(data) - file.tell():
+            raise ValueError(f"{shape} of {dtype} in {len(data):,} bytes")
+        values = np.load(io.BytesIO(data), allow_pickle=False)
+    except Exception as error:  # a damaged header can raise nearly anything
+        raise UserError(
+            f"root: {where} is no whole array of numbers ({error}). Copy it again."
+        ) from None
+    values = values[..., None] if values.ndim == 2 else values
+    if values.ndim != 3 or not values.size:
+        raise UserError(
+            f"root: {where}: expected (height, width, channels), got {values.shape}. Save it so."
+        )
+    first = values.shape[0] < min(values.shape[1:])
+    values = np.moveaxis(values, 0, -1) if first else values
+    _refuse_thin((values.shape[1], values.shape[0]), where)
+    return values
+
+
+def _array_bytes(
+    data: bytes, where: str, levels: Levels | Callable[[], Levels] | None
+) -> np.ndarray:
+    """(h, w, C) uint8 of a .npy file, with ``levels`` as for ``decode``."""
+    values = _array(data, where)
+    if values.dtype == np.uint8 and not isinstance(levels, Levels):
+        return values
+    spread = _range(values, *_kind_of_numbers(values))
+    if callable(levels):
+        levels = levels() if spread.open else None
+    return _bytes(values, levels or levels_of(spread, where))
+
+
+def _kind_of_numbers(values: np.ndarray) -> tuple[str, float | None]:
+    """Return a name for the numbers of an array, and the white of those that can have one alone."""
+    if values.dtype.kind == "b":
+        return SIXTEEN, 1
+    if values.dtype.kind == "f":
+        return FLOATS, None
+    return (SIXTEEN if values.dtype in (np.uint16, np.uint8) else WHOLE), None
 
 
 def range_of(data: bytes, where: str) -> Range | None:
@@ -167,9 +241,13 @@ def range_of(data: bytes, where: str) -> Range | None:
     if not may_be_wide(data):
         return None
     try:
+        if data.startswith(NUMPY):
+            values = _array(data, where)
+            eight = values.dtype == np.uint8
+            return None if eight else _range(values, *_kind_of_numbers(values))
         with _told(data, where):
             wide = _opened(data, where, None)[1]
-    except UserError:  # told when it is decoded
+    except (UserError, ValueError):  # told when it is decoded
         return None
     return None if wide is None else wide[1]
 
@@ -178,7 +256,7 @@ def may_be_wide(data: bytes) -> bool:
     """Return False for an image that surely has 8 bits a channel, by its first bytes."""
     if data.startswith(b"\x89PNG"):
         return data[24:25] == b"\x10"  # the depth in the first chunk
-    return data.startswith((b"II*", b"MM\0*", b"II+", b"MM\0+", b"P"))
+    return data.startswith((b"II*", b"MM\0*", b"II+", b"MM\0+", b"P", NUMPY))
 
 
 @contextlib.contextmanager
@@ -231,7 +309,7 @@ def _opened(
 
 
 def _kind(image: "PillowImage") -> tuple[str, float | None]:
-    """What the pixels of a wide mode are, and what their file calls white."""
+    """Return a name for the pixels of a wide mode, and the value that their file calls white."""
     if image.mode == "F":
         return FLOATS, None
     if image.format == "PPM":  # Pillow scales them by the header's largest value
@@ -303,14 +381,18 @@ def _eight_bits(values: np.ndarray, levels: Levels) -> "PillowImage":
     """The image with 8 bits a channel, ``levels`` at 0 and 255."""
     from PIL import Image
 
+    return Image.fromarray(_bytes(values, levels)).convert("RGB")
+
+
+def _bytes(values: np.ndarray, levels: Levels) -> np.ndarray:
+    """The values as uint8, ``levels`` at 0 and 255; of whole powers of two the upper bits."""
     bits = math.log2(levels.white + 1) if levels.black == 0 and levels.white >= 255 else 0.5
     if bits.is_integer() and not np.issubdtype(values.dtype, np.floating):
-        shifted = np.clip(values.astype(np.int64) >> (int(bits) - 8), 0, 255)
-        return Image.fromarray(shifted.astype(np.uint8)).convert("RGB")
+        return np.clip(values.astype(np.int64) >> (int(bits) - 8), 0, 255).astype(np.uint8)
     share = (np.nan_to_num(values.astype(np.float64)) - levels.black) / (
         levels.white - levels.black
     )
-    return Image.fromarray(np.rint(255 * share.clip(0, 1)).astype(np.uint8)).convert("RGB")
+    return np.rint(255 * share.clip(0, 1)).astype(np.uint8)
 
 
 def _covering(image: "PillowImage", width: int, height: int) -> "PillowImage":

@@ -21,6 +21,7 @@ from mhprobe.data.decoding import (
     Range,
     Size,
     certain,
+    channels_in,
     decode,
     in_words,
     levels_given,
@@ -38,6 +39,7 @@ from mhprobe.io.readings import Reading
 log = logging.getLogger(__name__)
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+ARRAYS = ".npy"  # images of any number of channels
 SPLITS = ("train", "test")
 _IGNORED = ("thumbs.db", "desktop.ini")
 _CHUNK = 64  # images per task of the pool: small ones cost less to decode than to hand over
@@ -47,7 +49,7 @@ Notes = list[Reading]  # that a walk over images adds to
 
 
 class ImageFolder:
-    """Any data set of class folders.
+    """Any data set of class folders: of pictures, or of .npy arrays (height, width, channels) of any channels.
 
     root: folder or archive. stored_size: pixels of what is kept of each image, the side of a square
     or [height, width]: scaled to cover it (bicubic), centre-cropped. classes: the order of the
@@ -192,7 +194,18 @@ def scan(
         for i, file in enumerate(itertools.chain(*of))
     }
     images = functools.partial(decode_all, archive, places, size, resize, levels, readings)
-    return Contents(tuple(map(readable, names)), labels, size, images, readings=readings)
+    channels = 3
+    arrays = [file for file in places if file.lower().endswith(ARRAYS)]
+    if arrays:
+        if len(arrays) < len(places):
+            raise UserError(
+                f"{where}: {len(arrays)} of {len(places)} images are arrays, e.g. {arrays[0]}; "
+                "expected pictures alone, or arrays alone."
+            )
+        channels = next(channels_in(data, file) for file, data in archive.read(arrays[:1]))
+    return Contents(
+        tuple(map(readable, names)), labels, size, images, readings=readings, channels=channels
+    )
 
 
 def class_folders(archive: Archive) -> Folders:
@@ -275,7 +288,7 @@ def _by_split(
         if split not in splits or hidden(file):
             others += [file] if is_image(file) else []
             continue
-        if not leaf.lower().endswith(SUFFIXES):
+        if not leaf.lower().endswith((*SUFFIXES, ARRAYS)):
             raise UserError(
                 f"root: {archive.path}: {file} is not an image; expected {', '.join(SUFFIXES)}."
             )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.data.archive import Archive, LeftOut, open_archive
-from mhprobe.data.augment import grey, normalise
+from mhprobe.data.augment import GREY, grey, normalise
 from mhprobe.data.decoding import levels_given
 from mhprobe.data.draws import evenly, stratified
 from mhprobe.data.images import SUFFIXES, ImageFolder, Notes, decode_all, hidden, is_image
@@ -64,10 +64,12 @@ def _photographs(archive: Archive, left_out: LeftOut) -> list[str]:
     A warning counts photographs in formats that are not read.
     """
     names = sorted(archive.names(left_out))
-    if left_out := [file for file in names if file.lower().endswith(UNREAD) and not hidden(file)]:
-        how_many = f"{counted(len(left_out), 'photograph')} {'is' if len(left_out) == 1 else 'are'} left out"
+    if unread := [file for file in names if file.lower().endswith(UNREAD) and not hidden(file)]:
+        how_many = (
+            f"{counted(len(unread), 'photograph')} {'is' if len(unread) == 1 else 'are'} left out"
+        )
         text = "%s: %s, in formats that are not read (the first: %s). Save them as JPEG."
-        log.warning(text, archive.path, how_many, left_out[0])
+        log.warning(text, archive.path, how_many, unread[0])
     return [file for file in names if is_image(file)]
 
 
@@ -93,10 +95,10 @@ class Photos(ImageFolder):
             raise UserError(
                 f"test_fraction: expected a share between 0 and 1, got {test_fraction}."
             )
-        self.test_fraction = test_fraction
+        self.share = test_fraction
 
     def key(self) -> dict[str, Any]:
-        return {**super().key(), "test_fraction": self.test_fraction}
+        return {**super().key(), "test_fraction": self.share}
 
     def scan(self) -> Contents:
         archive = open_archive(self.root)
@@ -109,7 +111,7 @@ class Photos(ImageFolder):
             )
         alike = np.zeros(len(files), dtype=np.int64)
         test = stratified(
-            alike, min(max(1, round(self.test_fraction * len(files))), len(files) - 1), seed=0
+            alike, min(max(1, round(self.share * len(files))), len(files) - 1), seed=0
         )
         numbers = {"train": np.setdiff1d(np.arange(len(files)), test), "test": test}
         places = {
@@ -170,9 +172,7 @@ class PhotoLoader:
         crop = f"the middle, scaled to {size[1]} x {size[0]} pixels"
         self.readings = {"size": Reading("size", crop, "the network's")}
         if len(self.mean) == 1:
-            self.tell(
-                Reading("colours", "grey, .299 red + .587 green + .114 blue", "the network's")
-            )
+            self.tell(Reading("colours", GREY, "since the network takes one channel"))
 
     def __len__(self) -> int:
         return -(-len(self.files) // self.batch_size)

@@ -145,7 +145,7 @@ def _of_pictures(pictures: Sequence[str], files: Sequence[str]) -> str:
     if not splits:
         return (
             "It has a folder for each class, and no train/ and test/ around them: give "
-            "data.source.test_fraction=0.2 to draw the test images, or move them to test/<class>/."
+            "test_fraction=0.2 to draw the test images, or move them to test/<class>/."
         )
     return ""
 

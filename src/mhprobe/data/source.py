@@ -22,10 +22,11 @@ class Contents:
     labels: split ("train", "test") -> (N,) int64 class numbers; the order is the images' order in
     the split.
     size: (height, width) of every decoded image.
-    images: starts a walk over all images, in any order: (split, position in it, (height, width, 3)
-    uint8).
+    images: starts a walk over all images, in any order: (split, position in it, (height, width,
+    channels) uint8).
     objects: each has a fourth part, (height, width) uint8: what each pixel shows, 0 for background.
     readings: how the source was interpreted; a walk over the images may add to it.
+    channels: of every image.
     may_lack: images that cannot be read are left out of the walk; their places are closed up.
     """
 
@@ -36,6 +37,7 @@ class Contents:
     objects: bool = False
     readings: list[Reading] = field(default_factory=list)
     may_lack: bool = False
+    channels: int = 3
 
 
 class Source(Protocol):

@@ -61,6 +61,11 @@ def faithfulness(
             f"faithfulness: expected at least one step and one random order, got {steps}, "
             f"{random_orders}."
         )
+    fewest = min((of[0].numel() for of in maps), default=steps)
+    if steps > fewest:
+        raise UserError(
+            f"faithfulness: steps: expected at most {fewest}, the number of patches, got {steps}."
+        )
     with inspecting(model, gradients=False):
         images = usable(images)
         mean_colour = images.mean((2, 3), keepdim=True).expand_as(images)

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mhprobe.errors import Positive, UserError
+from mhprobe.errors import Natural, Positive, UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.io.written import counted
 from mhprobe.masking.base import Evaluate, Limits, Order, Path, Units
@@ -31,7 +31,7 @@ class Random(Order):
     """
 
     repeats: Positive = 10
-    seed: int = 0
+    seed: Natural = 0
     per_layer: bool = False
     heads_per_step: Positive = 1
     searches: ClassVar[bool] = False

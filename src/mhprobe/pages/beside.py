@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from mhprobe.backbones import attach, gives_features, puts_out_features
-from mhprobe.data.augment import middle, normalise
+from mhprobe.data.augment import in_colours, middle, normalise
 from mhprobe.data.base import ImageData
 from mhprobe.data.draws import evenly
 from mhprobe.errors import UserError
@@ -84,7 +84,7 @@ def _keep(folder: Path, model: nn.Module, data: ImageData) -> Path:
     if (longest := max(pictures.shape[2:])) > _PICTURE:
         size = [max(1, round(side * _PICTURE / longest)) for side in pictures.shape[2:]]
         pictures = interpolate(pictures.float(), size=size, mode="area").round().to(torch.uint8)
-    arrays = {"pictures": pictures}
+    arrays = {"pictures": in_colours(pictures)[0].contiguous()}
     by_query: dict[str, list[str]] = {}  # names of sites
     for number, site in enumerate(layout.sites):
         for name, query in queries(site).items():

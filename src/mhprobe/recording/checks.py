@@ -30,22 +30,38 @@ COPIES |= {
 _REPLICATED = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
+def refuse_no_forward(where: str, model: nn.Module) -> None:
+    """Raise UserError for a module that only holds others, as nn.ModuleList."""
+    if type(model).forward is nn.Module.forward and "forward" not in vars(model):
+        held = next((name for name, _ in model.named_children()), None)
+        todo = f"give the model in it: model.get_submodule({held!r})" if held else "give a model"
+        raise UserError(
+            f"{where}: model: a {type(model).__name__} only holds modules and computes nothing; {todo}."
+        )
+
+
 def check_model(model: nn.Module) -> None:
     """Raise UserError for no model, a wrapper that runs copies of it, and weights without numbers or gradients."""
     refuse_no_model("record", model)
+    refuse_no_forward("record", model)
     if isinstance(model, _REPLICATED):
         raise UserError(
             f"record: {type(model).__name__} runs copies of the model, not recordable; pass "
             "model.module."
         )
+    refuse_unusable("record", model)
+
+
+def refuse_unusable(where: str, model: nn.Module) -> None:
+    """Raise UserError for weights without numbers, and for those that can have no gradient."""
     for name, weight in model.named_parameters():
         if weight.is_meta:
             raise UserError(
-                f"record: {name} is on the meta device and holds no numbers; load weights first."
+                f"{where}: {name} is on the meta device and holds no numbers; load weights first."
             )
         if weight.is_inference():
             raise UserError(
-                f"record: {name} was made inside torch.inference_mode(), so it has no gradients; "
+                f"{where}: {name} was made inside torch.inference_mode(), so it has no gradients; "
                 "make it outside."
             )
 
@@ -161,7 +177,9 @@ def say_scale(images: Tensor, spec: Mapping[str, Any]) -> str:
 
     spec: mean and std per channel that the model expects.
     """
-    if images.dim() != 4 or not images.is_floating_point() or not images.numel():
+    if images.layout is not torch.strided or images.dim() != 4 or not images.numel():
+        return ""
+    if not images.is_floating_point():
         return ""
     least, largest = float(images.min()), float(images.max())
     if least < 0 or (largest <= 1 and all(one == 0 for one in spec["mean"])):

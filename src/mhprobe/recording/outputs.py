@@ -13,10 +13,12 @@ from torch import Tensor, nn
 
 from mhprobe import ranks
 from mhprobe.backbones import backbone_of, family_of, puts_out_features
+from mhprobe.backbones.parts.timm_models import note
 from mhprobe.errors import UserError, one_of, quoted
 from mhprobe.gates import HeadGates
 from mhprobe.gates.meanwhile import meanwhile
 from mhprobe.heads import wide
+from mhprobe.io.readings import Reading
 from mhprobe.recording.state import usable
 
 log = logging.getLogger(__name__)
@@ -196,6 +198,8 @@ def _say(model: nn.Module | None, text: str) -> None:
     shapes = re.sub(r"\(\d+,", "(B,", text)
     if _said.get(model) != shapes:
         _said[model] = shapes
+        taken = re.sub(r"^of the model's outputs ", "of ", shapes).rstrip(".")
+        note(model, Reading("logits", taken, "its shape", True, "output"))
         log.warning("%s", shapes)
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from mhprobe.data.augment import in_colours
 from mhprobe.errors import UserError, one_of, quoted
 from mhprobe.heads import HeadLayout
 from mhprobe.report.figures import masking
@@ -136,17 +137,6 @@ def maps(
         for name, of in zip(names, seen_by, strict=True)
     }
     return _styled(draw_maps(pictures, [called] * len(images), columns), style)
-
-
-def in_colours(images: Tensor) -> tuple[Tensor, str]:
-    """(B, C, h, w) of any channels -> (B, 3, h, w), the first three, or grey; and words on what is shown."""
-    channels = images.shape[1]
-    if channels == 3:
-        return images, "image"
-    if channels > 3:
-        return images[:, :3], f"image (channels 1 to 3 of {channels})"
-    grey = images.mean(1, keepdim=True).expand(-1, 3, -1, -1)
-    return grey, "image" if channels == 1 else f"image (mean of {channels} channels, grey)"
 
 
 def _styled(figure: Figure, style: Style) -> Figure:

@@ -6,6 +6,7 @@ tensors.
 
 import html
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError, quoted
 from mhprobe.heads import HeadLayout
+from mhprobe.io.readings import Reading
 from mhprobe.report import tables
 from mhprobe.report.tables import Table
 
@@ -118,12 +120,18 @@ def _pandas() -> Any:
 class Found(dict[str, Values]):
     """Results of measures by name.
 
-    refused: errors of measures without a result, raised by ``[name]``.
+    refused: errors of measures without a result, raised by ``[name]``. readings: how the network's
+    file, its outputs and the images were interpreted, by what was read.
     """
 
-    def __init__(self, values: Mapping[str, Values], refused: Mapping[str, UserError]) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Values],
+        refused: Mapping[str, UserError],
+        readings: Mapping[str, Reading] = MappingProxyType({}),
+    ) -> None:
         super().__init__(values)
-        self.refused = dict(refused)
+        self.refused, self.readings = dict(refused), dict(readings)
 
     def to_frame(self) -> Any:
         """Return all tables as one pandas.DataFrame with a column "measure"; missing columns are empty.

@@ -16,6 +16,7 @@ lists them), and:
     proj_bias: "keep" if an emptied layer still adds its projection's bias, or "drop".
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -31,6 +32,7 @@ from torch import nn
 from mhprobe.backbones import attach, build, channels_of, layout_of, slice_sites
 from mhprobe.backbones.parts import narrow
 from mhprobe.backbones.parts.bounds import planned
+from mhprobe.backbones.parts.folders import read_config
 from mhprobe.backbones.parts.timm_models import colours_read, note
 from mhprobe.errors import UserError, first_line, quoted, refusing
 from mhprobe.gates import find_gates
@@ -271,10 +273,7 @@ def read_description(path: Path) -> dict[str, Any]:
     except UserError:
         raise
     except (OSError, ValueError, RecursionError) as error:
-        other = (
-            f" Weights of another training have none: give the backbone a name=<timm's name> and "
-            f"checkpoint={path.with_suffix('')}.*, or mhprobe.load(path, name=<timm's name>)."
-        )
+        other = f" {_of_others(path.parent, f'{path.with_suffix(str())}.*')}"
         raise UserError(
             f"weights: {path} is missing or damaged; the model needs "
             f"it.{'' if path.exists() else other}"
@@ -287,13 +286,34 @@ def read_description(path: Path) -> dict[str, Any]:
     return description
 
 
+def _of_others(folder: Path, file: str) -> str:
+    """Say how weights of another training, or a folder of another library, are given."""
+    config: dict[str, Any] = {}
+    with contextlib.suppress(UserError):
+        config = read_config(folder)
+    if "model_type" in config:
+        return (
+            f"{folder} is a model of transformers: mhprobe look takes the folder; in Python give "
+            "AutoModel.from_pretrained(folder) to mhprobe.measure and the others."
+        )
+    if "architecture" in config:
+        return (
+            f"{folder} is a model of timm: give the backbone name=local-dir:{folder} and "
+            "pretrained=true in the place of weights."
+        )
+    return (
+        "Weights of another training have none: give the backbone a name=<timm's name> and "
+        f"checkpoint={file}, or mhprobe.load(path, name=<timm's name>)."
+    )
+
+
 def _from_checkpoint(path: Path) -> Loaded:
     checkpoint = load_checkpoint(path)
     state = checkpoint.get("state_dict")
     if checkpoint.get("mhprobe") is None or not isinstance(state, dict):
         raise UserError(
             f"weights: {path} is not a checkpoint of mhprobe.train: it does not say which backbone "
-            "it is."
+            f"it is. {_of_others(path.parent, str(path))}"
         )
     prefix = "backbone."
     weights = {

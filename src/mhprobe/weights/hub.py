@@ -15,9 +15,10 @@ from torch import nn
 
 from mhprobe import __version__
 from mhprobe.backbones.parts import narrow
+from mhprobe.backbones.parts.folders import CONFIG, read_config
 from mhprobe.backbones.parts.timm_models import untold
 from mhprobe.errors import UserError, first_line, quoted, refusing, short
-from mhprobe.io.files import reason, write, write_all
+from mhprobe.io.files import write, write_all
 from mhprobe.report.runs import words
 from mhprobe.report.runs.run import read_run
 from mhprobe.weights.checkpoint import load_weights, read_description, save_weights
@@ -102,13 +103,18 @@ def find_weights(path: str | Path, names: Sequence[str] = NAMES, key: str = "wei
         return Path(files[-1])
     path = Path(path)
     unread = f"{key}: {short(str(path), 100)} cannot be read"
-    with refusing(lambda error: f"{unread} ({reason(error, path)}).", (OSError,)):
+    with refusing(lambda error: f"{unread} ({first_line(error)}).", (OSError,)):
         folder = path.is_dir()
     if not folder:
         return path
     for name in names:
         if (path / name).is_file():
             return path / name
+    if (path / CONFIG).exists() and "architecture" in read_config(path):
+        raise UserError(
+            f"{key}: {path} is a folder of timm: give the backbone name=local-dir:{path} and "
+            "pretrained=true in its place."
+        )
     raise UserError(
         f"{key}: {path} holds no {' and no '.join(names)}. Give the folder of a run, or a file."
     )

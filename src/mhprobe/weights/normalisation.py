@@ -46,6 +46,9 @@ def seen_by(
     Those of three colours become one number for grey images. UserError as of ``normalise_by``.
     """
     channels, spec, reading = channels_of(model), input_spec(model), colours_of(model)
+    if {len(spec["mean"]), len(spec["std"])} != {channels}:
+        source = f"{reading.source}, their mean for each of {channels} channels"
+        reading = reading._replace(source=source, guess=True)
     given = {key: value for key, value in (("mean", mean), ("std", std)) if value is not None}
     for key in ("mean", "std"):
         own = spec[key]

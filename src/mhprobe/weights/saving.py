@@ -157,8 +157,8 @@ def _guesses(model: Any) -> Iterator[dict[str, Any]]:
         yield {"name": tagged, "img_size": list(to_2tuple(size))}
     settings = _settings(model)
     # an MLP that lost neurons everywhere does not tell its width, nor an activation of another name
-    for unknown in ({}, {"mlp_ratio"}, {"act_layer"}, {"mlp_ratio", "act_layer"}):
-        if set(unknown) <= settings.keys():
+    for unknown in (set[str](), {"mlp_ratio"}, {"act_layer"}, {"mlp_ratio", "act_layer"}):
+        if unknown <= settings.keys():
             yield {
                 "name": name,
                 **{key: one for key, one in settings.items() if key not in unknown},
@@ -204,7 +204,7 @@ def _of_blocks(model: Any) -> dict[str, Any]:
     scales = [getattr(block, "ls1", None) for block in blocks]
     if scales and hasattr(scales[0], "gamma"):
         found["init_values"] = 1e-5  # the weights have what was learned
-    attention = getattr(first, "attn", None)
+    attention: Any = getattr(first, "attn", None)
     if getattr(attention, "qkv", None) is not None:
         found["qkv_bias"] = attention.qkv.bias is not None
     found["qk_norm"] = not isinstance(getattr(attention, "q_norm", nn.Identity()), nn.Identity)

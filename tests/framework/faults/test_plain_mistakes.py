@@ -125,6 +125,17 @@ MISTAKES = {
 }
 
 
+def test_a_curve_of_a_model_without_gradients_says_what_a_measure_says():
+    with torch.inference_mode():
+        model = timm.create_model("vit_tiny_patch16_224", **SIZES).eval()
+    for call in (
+        lambda: mhprobe.masking_curve(model, [batch()], units="layer"),
+        lambda: mhprobe.measure(model, [batch()], [GateImportance]),
+    ):
+        with pytest.raises(mhprobe.UserError, match=r"was made inside torch\.inference_mode"):
+            call()
+
+
 def live(model, labels):
     return mhprobe.live(model, torch.zeros(2, 3, 16, 16, dtype=torch.uint8), labels)
 

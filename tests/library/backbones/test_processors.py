@@ -74,7 +74,8 @@ def test_the_processor_beside_the_weights_is_read_in_a_notebook(file, settings, 
     ],
 )  # fmt: skip
 def test_pixels_become_what_the_processor_would_make_of_them(settings):
-    mean, std = map(np.array, colours_in(settings))
+    found = colours_in(settings)
+    mean, std = np.array(found["mean"]), np.array(found["std"])
     inner = settings.get("image_processor", settings)
     byte = np.array([0.0, 100.0, 255.0])
     value = byte * (

@@ -248,3 +248,71 @@ def test_a_network_of_grey_images_sees_the_brightness(tmp_path):
     assert "grey" in loader.readings["colours"].taken
     assert loader.readings["mean and std"].source == "as given"
     assert mhprobe.measure(model, loader, [mhprobe.measures.WriteNorm])["write_norm"].shape == (3,)
+
+
+def npy(values: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, values)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4, 13])
+@pytest.mark.parametrize("first", [True, False])
+def test_class_folders_of_arrays_have_any_number_of_channels(tmp_path, channels, first):
+    rng = np.random.default_rng(0)
+    values = {
+        name: rng.integers(0, 4096, (16, 16, channels), dtype=np.uint16)
+        for name in class_files(12, 2)
+    }
+    files = {
+        name.replace(".png", ".npy"): npy(of.transpose(2, 0, 1) if first else of)
+        for name, of in values.items()
+    }
+    source = ImageFolder(write_folder(tmp_path / "set", files), 16)
+    data = ImageData(source, batch_size=2, cache_dir=tmp_path / "cache")
+    data.prepare_data()
+    data.setup()
+    assert data.channels == channels
+    stored = data._cache.splits["test"].images[0]
+    np.testing.assert_array_equal(stored, (values["test/cat/0.png"] >> 4).transpose(2, 0, 1))
+    assert data.some("test", 2).images.shape == (2, channels, 16, 16)
+    assert "12 of 16 bits" in data.readings["levels"].taken
+    smaller = ImageFolder(source.root, [8, 4], levels=4095)
+    assert open_cache(smaller, tmp_path / "cache").splits["test"].images.shape[1:] == (
+        channels,
+        8,
+        4,
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (npy(np.ones((8, 8, 3), np.float32)), "floating-point numbers"),
+        (npy(np.ones(8, np.uint8)), r"expected \(height, width, channels\), got \(8,\)"),
+        (npy(np.array([object()] * 4)), "no whole array of numbers"),
+        (npy(np.ones((8, 8, 3), np.uint8))[:-5], "no whole array of numbers"),
+        (npy(np.ones((8, 8, 3), np.uint8)).replace(b"(8, 8, 3)", b"(8, 8,99)"), "no whole array"),
+        (b"\x93NUMPY", "no whole array of numbers"),
+        (npy(np.ones((4, 900, 3), np.uint8)), "900 x 4 pixels"),
+    ],
+)
+def test_an_array_that_is_no_image_is_refused_by_what_it_is(data, says):
+    with pytest.raises(UserError, match=says):
+        decode(data, 8, True, "a.npy")
+
+
+def test_arrays_of_several_numbers_of_channels_are_refused(tmp_path):
+    files = {
+        name.replace("png", "npy"): npy(np.ones((8, 8, 4), np.uint8)) for name in class_files()
+    }
+    root = write_folder(
+        tmp_path / "set", files | {"train/dog/2.npy": npy(np.ones((8, 8, 5), np.uint8))}
+    )
+    with pytest.raises(UserError, match="has 5 channels, expected 4"):
+        open_cache(ImageFolder(root, 8), tmp_path, show=False)
+    mixed = write_folder(
+        tmp_path / "mixed", class_files() | {"train/dog/2.npy": files["train/dog/2.npy"]}
+    )
+    with pytest.raises(UserError, match="expected pictures alone, or arrays alone"):
+        ImageFolder(mixed, 8).scan()

@@ -188,9 +188,14 @@ def test_a_model_in_memory_is_shared_as_it_is(tmp_path, hub):
     torch.testing.assert_close(
         pruned.logits(mhprobe.load("hf-hub:me/memory"), x), pruned.logits(small, x)
     )
+    mhprobe.push_to_hub(small, "me/inferred")  # its sizes are read from its modules
+    torch.testing.assert_close(
+        pruned.logits(mhprobe.load("hf-hub:me/inferred"), x), pruned.logits(small, x)
+    )
+    small.norm.eps = 0.5  # which no argument of timm's says
     with pytest.raises(mhprobe.UserError, match="give its arguments: backbone="):
         mhprobe.push_to_hub(small, "me/other")
-    assert len(hub.created) == 1
+    assert len(hub.created) == 2
 
 
 def test_a_model_that_was_loaded_names_its_heads_by_the_dense_one(tmp_path):

@@ -51,6 +51,13 @@ def build(
             f"name: timm {timm.__version__} has no model {quoted(name)}; {_instead_of(name)}."
         )
     if conv_stem is not None:
+        if not conv_stem or any(
+            type(channels) is not int or channels < 1 for channels in conv_stem
+        ):
+            raise UserError(
+                "conv_stem: expected channels of convolutions, e.g. [16, 32, 64], got "
+                f"{quoted(list(conv_stem))}."
+            )
         kwargs["embed_layer"] = stem_of(conv_stem)
     _refuse_sizes({"attn_head_dim": attn_head_dim, **kwargs})
     if attn_head_dim is not None:
@@ -232,7 +239,10 @@ def colours_read(
     mean: Sequence[float], std: Sequence[float], source: str, guess: bool = False
 ) -> Reading:
     """Return the reading of a mean and a deviation per channel."""
-    taken = " and ".join(f"({', '.join(f'{one:.4g}' for one in of)})" for of in (mean, std))
+    several = len(mean) > 3 and len({*mean}) == len({*std}) == 1
+    parts = [of[:1] if several else of for of in (mean, std)]
+    taken = " and ".join(f"({', '.join(f'{one:.4g}' for one in of)})" for of in parts)
+    taken += f" for each of {len(mean)} channels" * several
     return Reading(COLOURS, taken, source, guess, "mean and std")
 
 

@@ -25,7 +25,7 @@ def unwrapped(module: nn.Module) -> Any:
     return unwrapped(inside) if isinstance(inside, nn.Module) else module
 
 
-def kind_of(module: nn.Module, among: Iterable[type]) -> Any:
+def kind_of(module: nn.Module, among: Iterable[Any]) -> Any:
     """Return the class of ``among`` by whose forward a module computes; None if it has another one.
 
     Wrappers do not count, nor does a subclass that leaves the forward as it is.

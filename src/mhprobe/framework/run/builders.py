@@ -19,7 +19,7 @@ from timm.models import save_for_hf
 from torch import nn
 
 from mhprobe.backbones import build, channels_of, gives_features
-from mhprobe.backbones.parts.timm_models import registered
+from mhprobe.backbones.parts.timm_models import note, registered
 from mhprobe.data.base import SPLITS, ImageData, InputSpec
 from mhprobe.data.source import other_classes
 from mhprobe.errors import UserError, refuse_misfits
@@ -97,13 +97,15 @@ def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
     backbone, description = (
         _loaded(cfg, weights, data) if (weights := weights_file(cfg)) else _fresh(cfg, data)
     )
-    if (channels := channels_of(backbone)) not in (1, 3):
+    channels, there = channels_of(backbone), data.channels
+    if channels != there and (channels, there) != (1, 3):
         raise UserError(
-            "backbone.in_chans: images are in colour, expected 3, or 1 for grey ones, got "
-            f"{channels}. Take a network of 3, or measure in a notebook, where a loader gives images "
-            "of any channels."
+            f"backbone.in_chans: images have {there} channels, expected as many, or 1 for colours in "
+            f"grey, got {channels}. Take a network of {there}; class folders of .npy arrays (height, "
+            "width, channels) have any number of channels."
         )
-    spec, _ = seen_by(backbone, None, None, "backbone")
+    spec, reading = seen_by(backbone, None, None, "backbone")
+    note(backbone, reading)
     data.spec = InputSpec(**spec)
     if features := gives_features(backbone):
         refuse_without_classifier(cfg.command)
@@ -533,6 +535,7 @@ def prepared(part: dict[str, Any], where: str) -> ImageData:
         refuse_plain(part["augment"], f"{where}.augment")
     with keyed(part, where):
         images: ImageData = construct(part, where)
+        images.options_in = f"{where}.source."
         images.prepare_data()
         images.setup()
     return images

@@ -15,7 +15,7 @@ from mhprobe.framework.run.sections import sections, settings
 from mhprobe.heads import FillName, Kind, Part, Scope
 from mhprobe.io.nested import leaves
 from mhprobe.recording.outputs import Of
-from mhprobe.weights.hub import find_weights
+from mhprobe.weights.hub import PREFIX, find_weights
 
 
 class _Section(BaseModel):
@@ -426,7 +426,7 @@ def _take_files_of_folders(plain: dict[str, Any]) -> None:
         named = section.get(key)
         if not isinstance(named, str) or named in ("random", "dense"):
             continue
-        if Path(named).is_dir():
+        if named.startswith(PREFIX) or Path(named).is_dir():
             section[key] = str(find_weights(named, key=part + key))
 
 

@@ -18,7 +18,8 @@ from mhprobe.backbones import (
 )
 from mhprobe.backbones.huggingface import from_folder
 from mhprobe.backbones.parts.folders import read_config
-from mhprobe.errors import UserError
+from mhprobe.data.augment import GREY
+from mhprobe.errors import UserError, whole_number
 from mhprobe.heads import HeadLayout
 from mhprobe.io.readings import Reading, log_readings
 from mhprobe.weights.checkpoint import load_weights
@@ -29,6 +30,7 @@ from mhprobe.weights.twin import RandomTwin
 
 log = logging.getLogger(__name__)
 
+LARGEST = 4096  # pixels of a side; the attention of more would fit nowhere
 MOST = 30_000_000  # attention weights of an image: a ViT-L at 224 pixels has half as many
 SMALL = (
     224,
@@ -79,6 +81,12 @@ def chosen(
     """
     if not isinstance(model, nn.Module | str | Path):
         raise UserError(f"look: model: expected a network or its name, got {type(model).__name__}.")
+    if size is not None:
+        whole_number("look: --size", size, least=1)
+        if size > LARGEST:
+            raise UserError(
+                f"look: --size: expected at most {LARGEST} pixels of a side, got {size}."
+            )
     built = isinstance(model, nn.Module) or Path(model).expanduser().exists()
     if built and not (weights is size is None):
         what = (
@@ -113,7 +121,7 @@ def coloured(network: Network, mean: Numbers | None, std: Numbers | None) -> Net
     seen, reading = seen_by(model, mean, std, "look")
     readings = {**readings_of(network.model), reading.what: reading}
     if channels == 1:
-        brightness = Reading("colours", "grey, .299 red + .587 green + .114 blue", "the network's")
+        brightness = Reading("colours", GREY, "since the network takes one channel")
         readings[brightness.what] = brightness
     log_readings(readings.values(), log, "look")
     spec = {**network.spec, "mean": seen["mean"], "std": seen["std"]}
@@ -154,7 +162,9 @@ def _saved(place: Path) -> Network:
     file = find_weights(place)
     if file.suffix not in (".safetensors", ".ckpt"):
         raise UserError(
-            f"look: {file}: expected a run's folder, a .safetensors with its .json, or a .ckpt."
+            f"look: {file}: expected a run's folder, a .safetensors with its .json, or a .ckpt. "
+            "Weights of another training need the network's name: look <name of timm> <photos> "
+            f"--weights {file}."
         )
     return _described(file, "/".join(file.parts[-2:]) if place.is_dir() else file.stem)
 

@@ -1,5 +1,6 @@
 """Photographs of a folder for a page, and masks of salient objects. Unreadable files are named."""
 
+import logging
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -14,9 +15,13 @@ from mhprobe.data.draws import evenly
 from mhprobe.data.images import Notes, OfSet, is_image, readable
 from mhprobe.errors import UserError
 from mhprobe.pages.html.pictures import encoded
+from mhprobe.weights.networks import some
 
 SHOWN = 448  # pixels of a photograph's longer side in a page
 QUALITY = 82  # of its JPEG
+
+
+log = logging.getLogger(__name__)
 
 
 class Photographs(NamedTuple):
@@ -68,7 +73,8 @@ def photographs(
         raise UserError(f"look: {archive.path} has no photographs that can be read: {left_out[0]}")
     names = sorted(read)  # an archive streams in its own order
     notes = [f"Left out: {line}" for line in left_out]
-    notes = [*(f"{reading}." for reading in readings), *notes]
+    told = [one._replace(option=f"--{one.option}" if one.option else "") for one in readings]
+    notes = [*(f"{reading}." for reading in told), *notes]
     if len(every) > limit:
         notes.insert(
             0,
@@ -103,4 +109,12 @@ def masks(folder: str | Path, names: list[str], size: tuple[int, int]) -> Tensor
     decoded = {file: decode(data, size, True, file) for file, data in archive.read(set(files))}
     bright = torch.from_numpy(np.stack([decoded[file].max(-1) for file in files])).float()
     salient = (2 * bright >= bright.amax((1, 2), keepdim=True)) & (bright > 0)
+    black = [file for file, mask in zip(files, salient, strict=True) if not mask.any()]
+    words = (
+        f"{len(black)} of {len(files)} masks in {archive.path} are black all over: {some(black)}"
+    )
+    if len(black) == len(files):
+        raise UserError(f"look: masks: {words}. Expected masks that are bright on objects.")
+    if black:
+        log.warning("look: masks: %s.", words)
     return resized(salient, size)

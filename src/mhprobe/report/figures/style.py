@@ -28,6 +28,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
 from torch import Tensor
 
+from mhprobe.data.augment import in_colours
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
 from mhprobe.io.written import rounded
@@ -230,8 +231,9 @@ def bare(axes: Axes) -> None:
 
 
 def show_picture(axes: Axes, image_3hw: Tensor) -> None:
-    """Draw an image in [0, 1] without axes."""
-    axes.imshow(image_3hw.permute(1, 2, 0).clamp(0, 1).numpy(), interpolation="nearest")
+    """Draw an image in [0, 1] without axes; of other than 3 channels the first three, or their mean."""
+    picture, _ = in_colours(image_3hw)
+    axes.imshow(picture.permute(1, 2, 0).clamp(0, 1).numpy(), interpolation="nearest")
     axes.set_axis_off()
 
 

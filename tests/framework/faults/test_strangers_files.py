@@ -1,0 +1,245 @@
+"""Files of strangers, damaged or forged in any place: folders of timm and transformers, answers, photographs.
+
+Each is read, or answered in one line; nothing is connected to, no program is started.
+FUZZ=2000 python -m pytest tests/framework/faults/test_strangers_files.py: so many of each instead of a few.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import resource
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import timm
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from safetensors.torch import save_file
+from test_by_structure import fuzzed, one_line, places, plain, replaced
+
+from mhprobe.backbones.parts.folders import read_config
+from mhprobe.data.decoding import FORMATS, decode, refuse_bombs
+from mhprobe.data.photos import PhotoLoader
+from mhprobe.errors import UserError
+from mhprobe.io.tensors import packed
+from mhprobe.pages.looking.network import chosen
+from mhprobe.weights.teacher import Recalled
+
+SECONDS, BYTES = 10, 2 * 2**30  # of one file
+SMALL = dict(img_size=16, patch_size=8, embed_dim=12, depth=1, num_heads=2)
+OF_TIMM = {
+    "architecture": "vit_tiny_patch16_224",
+    "num_classes": 0,
+    "model_args": SMALL,
+    "pretrained_cfg": {"input_size": [3, 16, 16], "mean": [0.5] * 3, "std": [0.5] * 3},
+}
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """No connection and no program."""
+
+    def refuse(*args, **options):
+        raise AssertionError(f"a file of a stranger made {args}")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+
+
+class Bounded:
+    """A with block in which a UserError is one line, and time and memory are limited."""
+
+    def __enter__(self) -> None:
+        self.begun, self.held = time.process_time(), resource.getrusage(resource.RUSAGE_SELF)
+
+    def __exit__(self, kind, error, trace) -> bool:
+        assert time.process_time() - self.begun < SECONDS
+        held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - self.held.ru_maxrss
+        assert 1024 * held < BYTES
+        if isinstance(error, UserError):
+            assert one_line(error), error
+            return True
+        return False
+
+
+def forged(data, whole):
+    """A JSON with up to three parts replaced, taken away or added."""
+    known = places(whole)
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.sampled_from(known))
+        added = (
+            *place,
+            data.draw(st.sampled_from(["auto_map", "url", "checkpoint_path", "depth"])),
+        )
+        value = data.draw(plain | st.integers(0, 2**40))
+        whole = replaced(whole, data.draw(st.sampled_from([place, added])), value)
+        known = [place for place in known if place in places(whole)] or [()]
+    return whole
+
+
+@pytest.fixture(scope="module")
+def of_timm(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("timm")
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=0, **SMALL)
+    save_file(model.state_dict(), folder / "model.safetensors")
+    return folder
+
+
+@fuzzed
+@given(data=st.data())
+def test_a_folder_of_timm_with_any_setting_replaced(of_timm, data):
+    (of_timm / "config.json").write_text(json.dumps(forged(data, OF_TIMM)))
+    with Bounded():
+        assert isinstance(chosen(of_timm).model, torch.nn.Module)
+
+
+@pytest.fixture(scope="module")
+def of_transformers(tmp_path_factory):
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("transformers")
+    sizes = dict(hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    config = transformers.Dinov2Config(image_size=16, patch_size=8, **sizes)
+    transformers.Dinov2Model(config).save_pretrained(folder)
+    return folder, json.loads((folder / "config.json").read_text())
+
+
+PROCESSOR = {
+    "image_mean": [0.5] * 3,
+    "image_std": [0.5] * 3,
+    "rescale_factor": 0.1,
+    "do_rescale": True,
+}
+
+
+@fuzzed
+@given(data=st.data())
+def test_a_folder_of_transformers_with_any_setting_replaced(of_transformers, data):
+    folder, config = of_transformers
+    (folder / "config.json").write_text(json.dumps(forged(data, config)))
+    nested = data.draw(st.booleans())
+    processor = forged(data, {"image_processor": PROCESSOR} if nested else PROCESSOR)
+    name = "processor_config.json" if nested else "preprocessor_config.json"
+    (folder / name).write_text(json.dumps(processor))
+    with Bounded():
+        assert all(np.isfinite(chosen(folder).spec["mean"]))
+    (folder / name).unlink()
+
+
+@fuzzed
+@given(text=st.binary(max_size=60) | plain.map(lambda value: json.dumps(value).encode()))
+def test_a_configuration_of_any_bytes(text):
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_bytes(text)
+        with Bounded():
+            assert isinstance(read_config(Path(folder)), dict)
+
+
+def encoded() -> dict[str, bytes]:
+    """A picture in each format that is read, of 8 bits and of more."""
+    colours = np.random.default_rng(0).integers(0, 256, (12, 10, 3), dtype=np.uint8)
+    grey = np.linspace(0, 4095, 120).reshape(12, 10)
+    found = {}
+    for name in FORMATS:
+        file = io.BytesIO()
+        Image.fromarray(colours).save(file, name)
+        found[name] = file.getvalue()
+    for name, values in (("PNG", grey.astype(np.uint16)), ("TIFF", grey.astype(np.float32))):
+        file = io.BytesIO()
+        Image.fromarray(values).save(file, name)
+        found[f"{name} {values.dtype}"] = file.getvalue()
+    return found
+
+
+ENCODED = encoded()
+
+
+def damaged(data, whole: bytes) -> bytes:
+    """Bytes with a few changed, a part cut out or put in, or an end cut off."""
+    changed = bytearray(whole)
+    for _ in range(data.draw(st.integers(1, 6))):
+        # headers are at the beginning: half of the changes go there
+        place = data.draw(st.integers(0, len(changed)) | st.integers(0, min(64, len(changed))))
+        length = data.draw(st.sampled_from([0, 1, 2, 4, 40]))
+        changed[place : place + length] = data.draw(st.binary(max_size=4))
+    return bytes(changed[: data.draw(st.just(len(changed)) | st.integers(0, len(changed)))])
+
+
+@fuzzed
+@given(data=st.data())
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL")
+@pytest.mark.parametrize("name", ENCODED)
+def test_a_photograph_with_any_bytes_changed(name, data):
+    refuse_bombs()
+    with Bounded():
+        image = decode(damaged(data, ENCODED[name]), (8, 16), True, "a.png")
+        assert image.shape == (8, 16, 3) and image.dtype == np.uint8
+
+
+@fuzzed
+@given(data=st.data())
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL")
+def test_a_folder_of_damaged_photographs_gives_those_that_can_be_read(data):
+    names = data.draw(st.lists(st.sampled_from([*ENCODED]), min_size=1, max_size=4))
+    with tempfile.TemporaryDirectory() as folder:
+        for number, name in enumerate(names):
+            (Path(folder) / f"{number}.png").write_bytes(damaged(data, ENCODED[name]))
+        (Path(folder) / "whole.png").write_bytes(ENCODED["PNG"])
+        with Bounded():
+            loader = PhotoLoader(folder, (8, 8), (0.5,) * 3, (0.5,) * 3)
+            images = next(iter(loader))
+            assert len(images) == len(loader.files) and "whole.png" in loader.files
+
+
+class Small:
+    """What ``Recalled`` asks of data: ten training images."""
+
+    sizes: ClassVar = {"train": 10}
+
+    def limited(self, **_):
+        return self
+
+    def images_of(self, *_):
+        return "images"
+
+    @property
+    def splits(self):
+        return {"train": type("Images", (), {"positions": np.arange(10)})}
+
+
+tensors = st.one_of(
+    st.builds(
+        lambda shape, dtype: torch.ones(shape).to(dtype),
+        st.lists(st.sampled_from([0, 1, 2, 9, 10, 11]), max_size=3),
+        st.sampled_from([torch.float32, torch.float16, torch.bool, torch.int64]),
+    ),
+    st.sampled_from([torch.full((10, 2), value) for value in (torch.nan, torch.inf, 1.0)]),
+)
+
+
+@fuzzed
+@given(
+    answers=st.dictionaries(st.sampled_from(["logits", "answers", ""]), tensors, max_size=2),
+    about=st.dictionaries(
+        st.sampled_from(["teacher", "images"]), st.sampled_from(["file", "images", ""])
+    ),
+    cut=st.none() | st.integers(0, 300),
+)
+def test_answers_of_any_shape_are_taken_refused_or_asked_again(answers, about, cut):
+    teacher = Recalled.__new__(Recalled)
+    teacher.file, teacher.logits = "file", torch.zeros(0, 2)
+    with tempfile.TemporaryDirectory() as folder:
+        teacher.shipped = Path(folder) / "m.answers"
+        whole = packed(answers, {"teacher": "file", "images": "images"} | about)
+        teacher.shipped.write_bytes(whole[:cut])
+        with Bounded():
+            logits = teacher._shipped(Small())
+            assert logits is None or (logits.shape == (10, 2) and bool(logits.isfinite().all()))

@@ -1,0 +1,77 @@
+"""Weights of the Hub, and folders and files of other libraries: fetched, or called what they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import mhprobe
+from mhprobe.errors import UserError
+from mhprobe.framework.run import schema
+from mhprobe.pages.looking.network import chosen
+from mhprobe.weights.checkpoint import load_weights
+from mhprobe.weights.hub import find_weights
+
+
+def test_a_command_fetches_weights_of_the_hub_as_load_does(monkeypatch):
+    asked: list[str] = []
+
+    def fetched(path, key):
+        asked.append(path)
+        return Path("cache/model.safetensors")
+
+    monkeypatch.setattr(schema, "find_weights", fetched)
+    plain = {"weights": "hf-hub:me/net@v2", "optim": {"teacher": "hf-hub:me/teacher"}}
+    schema._take_files_of_folders(plain)
+    assert asked == ["hf-hub:me/net@v2", "hf-hub:me/teacher"]
+    assert plain["weights"] == plain["optim"]["teacher"] == "cache/model.safetensors"
+    local = {"weights": "model.safetensors"}
+    schema._take_files_of_folders(local)
+    assert local == {"weights": "model.safetensors"} and len(asked) == 2
+
+
+CONFIGS = {
+    "timm": ({"architecture": "vit_tiny_patch16_224"}, r"is a model of timm: give the backbone name=local-dir:"),
+    "transformers": ({"model_type": "dinov2"}, r"is a model of transformers: mhprobe look takes the folder"),
+    "none": (None, r"give the backbone a name=<timm's name> and checkpoint="),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("library", CONFIGS)
+def test_weights_in_a_folder_of_another_library_are_called_what_they_are(library, tmp_path):
+    config, says = CONFIGS[library]
+    (tmp_path / "model.safetensors").write_bytes(b"tensors")
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=says):
+        load_weights(find_weights(tmp_path))
+
+
+def test_a_folder_of_timm_without_our_names_says_how_it_is_given(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_tiny_patch16_224"}))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"tensors")
+    with pytest.raises(UserError, match=r"is a folder of timm: give the backbone name=local-dir:"):
+        find_weights(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["epoch=3.ckpt", "last.ckpt"])
+def test_a_checkpoint_of_another_training_says_that_it_needs_a_name(name, tmp_path):
+    torch.save({"state_dict": {"net.weight": torch.ones(1)}, "epoch": 3}, tmp_path / name)
+    with pytest.raises(
+        UserError, match=r"does not say which backbone it is\. .*name=<timm's name>"
+    ):
+        mhprobe.load(tmp_path / name)
+
+
+def test_look_says_how_weights_of_another_training_are_given(tmp_path):
+    torch.save({"net.weight": torch.ones(1)}, tmp_path / "net.pth")
+    with pytest.raises(
+        UserError, match=r"need the network's name: look <name of timm> .*--weights"
+    ):
+        chosen(tmp_path / "net.pth")
+    for size, says in ((20_000, "at most 4096 pixels"), (0, "at least 1"), (2.5, "whole number")):
+        with pytest.raises(UserError, match=says):
+            chosen("vit_tiny_patch16_224", "random", size)
