@@ -123,9 +123,34 @@ def test_a_sink_that_writes_nothing_is_called_a_no_op_and_one_that_writes_is_not
     loud = len(told.heads) - silent
     assert (
         silent > 0 < loud
-        and f"{silent} {'is a no-op' if silent == 1 else 'are no-ops'} that write" in told.text
+        and f"{silent} of them {'is a no-op' if silent == 1 else 'are no-ops'} that add"
+        in told.text
     )
-    assert f"; {loud} {'copies' if loud == 1 else 'copy'} what that token holds" in told.text
+    assert f"; {loud} of them {'copies' if loud == 1 else 'copy'} the token's content" in told.text
+
+
+RULES = ("offset", "itself", "sinks", "reach", "far", "even")
+
+
+def test_fewer_photographs_name_no_more_heads_of_a_planted_network():
+    """Of each rule, and with the same photographs, from which some are taken away."""
+    canvas, _ = grow("vit", 0)
+    attach(canvas.model)
+    seen = draw(IMAGES, 5)
+    named = {
+        count: [
+            int(getattr(module, rule)(facts(canvas.model, seen.images[:count])).claim.sure.sum())
+            for rule in RULES
+        ]
+        for count in (2, 4)
+    }
+    whole = [int(getattr(module, rule)(planted()[0]).claim.sure.sum()) for rule in RULES]
+    assert sum(whole) > 3  # there is something to name
+    for count, few in named.items():
+        assert all(less <= more for less, more in zip(few, whole, strict=True)), (count, few, whole)
+    # the control: by the values alone, without intervals, two photographs name as many or more
+    table = facts(canvas.model, seen.images[:2]).columns("position")
+    assert int((table["value"] > 0.5).sum()) > named[2][0] + named[2][1]
 
 
 # rules on how numbers stand to each other, by numbers
@@ -301,7 +326,7 @@ def test_even_heads_are_those_near_the_largest_entropy():
     assert told.heads == (0,) and "1 of 4 heads" in told.text
     near = tell("even", by_hand(torch.tensor([4.6149, 2.0]), 4.6152, spread=0.0001))
     assert (
-        "entropy of 4.6149 (95 % interval 4.6148 to 4.6150; even attention 4.6152) nats"
+        "entropy is 4.6149 (95 % interval 4.6148 to 4.6150; even attention 4.6152) nats"
         in near.text
     )
     assert tell("even", by_hand(torch.tensor([9.0, 8.0]), 10.0)) is None
@@ -329,7 +354,7 @@ def test_what_could_not_be_told_says_with_how_many_photographs_it_could():
     last = sentences(wide)[-1].text
     assert (
         last.startswith("Could not be told from 12 photographs")
-        and "2 more heads may or may not look nearly everywhere alike" in last
+        and "2 more heads may or may not spread their attention nearly evenly" in last
     )
     claim = module.even(wide).claim
     assert (
@@ -348,7 +373,7 @@ def test_what_could_not_be_told_says_with_how_many_photographs_it_could():
         "(more than 10,000 photographs would tell)" in close and "about 10,000" not in close
     )  # 30 millions
     assert (
-        "2 more heads may or may not look nearly"
+        "2 more heads may or may not spread their"
         not in sentences(by_hand(values, 10.0, spread=0.01))[-1].text
     )
 

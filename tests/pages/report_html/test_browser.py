@@ -274,13 +274,52 @@ def test_the_lowest_heads_by_a_measure_are_chosen(visit, address):
     assert page.inner_text("#chosen-heads") == "1 of 12: 2"
 
 
+def found(page: Any, words: str) -> Any:
+    """The tables that the search field finds, those named so first of all."""
+    page.fill("#find-table", words)
+    named = page.locator("summary", has_text=words)
+    return page.locator("#all-tables details.table").filter(has=named)
+
+
+def test_tables_are_folded_behind_one_search_field(visit, address):
+    page = visit(address)
+    tables = page.locator("#all-tables details.table")
+    assert tables.count() > 3 and not tables.filter(visible=True).count()
+    page.fill("#find-table", "SVCCA")
+    assert page.get_attribute("#list-tables", "open") is not None
+    shown = tables.filter(visible=True)  # by its name, or by a column or a cell
+    assert shown.filter(has=page.locator("summary", has_text="svcca")).count() == 1
+    assert page.inner_text("#found-tables") == f"{shown.count()} of {tables.count()} tables"
+    assert 0 < shown.count() < tables.count()
+    page.fill("#find-table", "no table has this")
+    assert not tables.filter(visible=True).count()
+    page.fill("#find-table", "")
+    assert tables.filter(visible=True).count() == tables.count()
+
+
+def test_the_grid_stands_beside_the_first_three_sentences(visit, address):
+    """Of a screen of 1400 x 900 pixels; the other sentences and figures are folded."""
+    page = visit(address, width=1400)
+    words, grid = (page.locator(where).bounding_box() for where in ("#result > .words", "#grid"))
+    assert words["x"] + words["width"] < grid["x"] and words["y"] < grid["y"]
+    assert max(box["y"] + box["height"] for box in (words, grid)) < 900
+    assert page.locator("#result li").filter(visible=True).count() == 3
+    more = page.locator("#result details.more")
+    number = page.locator("#result li").count() - 3
+    assert number and more.locator("summary").inner_text() == f"{number} more sentences"
+    assert page.locator("#figures figure").filter(visible=True).count() <= 4
+
+
+def test_a_phone_shows_words_then_the_grid_then_the_open_head(visit, address):
+    page = visit(address, width=390)
+    order = ["#result", "#atlas", "#head", "#chosen", "#curve"]
+    tops = [page.locator(where).bounding_box()["y"] for where in order]
+    assert tops == sorted(tops)
+
+
 def test_tables_sort_and_filter(visit, address):
     page = visit(address)
-    table = (
-        page.locator("#all-tables details")
-        .filter(has=page.locator("summary", has_text="gate importance"))
-        .first
-    )
+    table = found(page, "gate importance").first
     table.locator("summary").click()
     first = table.locator("tbody tr").first
     header = table.locator("th", has_text="value")
@@ -330,9 +369,10 @@ def test_paper_is_white_and_has_nothing_to_click(visit, address):
     )  # of the 25 cm of a page
     page.emulate_media(media="screen")
     page.locator('[data-id="0"]').click(modifiers=["Control"])
-    page.locator("#tables summary").first.click()
+    found(page, "gate importance").first.locator("summary").click()
     page.emulate_media(media="print")
-    assert page.locator("#chosen, #tables, #tables details").filter(visible=True).count() == 3
+    assert page.locator("#chosen, #tables, #tables .table").filter(visible=True).count() == 3
+    assert not page.locator("#find-table").is_visible()
 
 
 @pytest.mark.parametrize("width", [1280, 800, 390])
@@ -380,7 +420,7 @@ def test_a_comparison_shows_runs_on_the_same_scale(visit, comparison):
     assert up[2] == down[2] and abs(up[2][0] - up[2][1]) < 8
     assert page.locator("#curve-chart path").count() > 2
     page.select_option("#line", "lucky")
-    table = page.locator("#all-tables details").filter(has_text="heads that changed")
+    table = found(page, "heads that changed")
     table.locator("summary").click()
     table.locator("input").fill("measure=gate_importance changed=1")
     assert 0 < table.locator("tbody tr").count() < 12
@@ -390,7 +430,7 @@ def test_without_scripts_words_and_figures_are_there(browser, address):
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(address)
-    assert "2 of 12 heads can go" in page.inner_text("#result")
+    assert "3 of 12 heads can go for 30.0 points" in page.inner_text("#result")
     assert page.locator("#figures img").count() == len(
         list((Path(address[7:]).parent / "figures").glob("*.png"))
     )

@@ -258,6 +258,45 @@ def test_every_measure_stands_with_its_chance(a_run):
     assert glance["ablation delta"]["chance"] == ""
 
 
+def beside(value: list[float], wide: float, **control: object) -> dict[str, object]:
+    """A measure as the page has it, with an untrained network's heads or chance."""
+    ends = {"low": [v - wide for v in value], "high": [v + wide for v in value]}
+    nothing = {"twin": None, "chance": None, "reference": "chance"}
+    return {"columns": {"value": value}, **ends, **nothing, **control}
+
+
+def test_the_page_opens_with_the_measure_that_has_most_heads_beyond_its_control():
+    value = [1.0, 2.0, 3.0, 4.0]
+    sharp = beside(value, 0.1, twin=[1.2, 1.9])
+    assert (
+        words.beyond_control(sharp) == 3
+    )  # the interval of 2.0 ends above 1.9, but begins at it or below
+    wide = beside(value, 1.2, twin=[1.2, 1.9])
+    assert words.beyond_control(wide) == 1
+    assert words.beyond_control(beside(value, 0.1, chance=[0.5] * 4)) == 4
+    even = beside(value, 0.1, chance=[9.0] * 4, reference="even attention")
+    assert words.beyond_control(even) == 0  # even attention is no control
+    assert words.opening([even, wide, sharp, sharp]) == 2  # the first of equals
+    assert words.opening([]) == 0
+
+
+def test_an_interval_that_touches_the_control_is_not_beyond_it():
+    touching = beside([2.0, 0.0], 1.0, twin=[1.0, 1.0])
+    assert words.beyond_control(touching) == 0
+    assert words.beyond_control(beside([2.0, 0.0], 0.99, twin=[1.0, 1.0])) == 2
+
+
+def test_four_kinds_of_figures_are_shown_and_a_caption_stands_once():
+    kinds_of = ["agreement", "per_head", "per_head", "by_depth", "pairwise", "curves"]
+    figures = [
+        {"name": f"f{n}", "result": f"f{n}", "drawn": kind, "caption": f"How to read {kind}."}
+        for n, kind in enumerate(kinds_of)
+    ]
+    shown = page_of._shown_first(figures, opens="f2")
+    assert [figure["name"] for figure in shown] == ["f5", "f2", "f4", "f3", "f0", "f1"]
+    assert [figure["read_as"] for figure in shown] == ["", "", "", "", "", "f2"]
+
+
 def test_heads_above_chance_are_counted_where_a_test_says_so():
     """Of heads at chance half lie above it, and two of forty outside of their 95 % intervals: neither is a finding."""
     error, level = 0.1, 1.0

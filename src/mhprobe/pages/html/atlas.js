@@ -46,8 +46,9 @@ function fillMenus() {
       group.append(el("option", { value: choice.key }, choice.main ? measure.name : `${measure.name}: ${choice.column.replaceAll("_", " ")}`));
     byId("colour").append(group);
   }
-  atlas.colour = CHOICES[0]?.key ?? null;
-  atlas.open = atlas.focus = d3.maxIndex(CHOICES[0]?.values ?? [0]); // the first that is open is the highest
+  const first = CHOICES.find(({ measure }) => measure === DATA.measures[DATA.opens]) ?? CHOICES[0];
+  byId("colour").value = atlas.colour = first?.key ?? null;
+  atlas.open = atlas.focus = d3.maxIndex(first?.values ?? [0]); // the first that is open is the highest
   byId("many").max = HEADS.length;
 }
 

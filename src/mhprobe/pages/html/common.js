@@ -86,6 +86,13 @@ byId("theme").addEventListener("click", () => {
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 
+// On paper the folded sentences and figures stand open: nobody can click there.
+const unfolded = [];
+addEventListener("beforeprint", () => {
+  for (const one of document.querySelectorAll("details.more:not([open])")) { one.open = true; unfolded.push(one); }
+});
+addEventListener("afterprint", () => { for (const one of unfolded.splice(0)) one.open = false; });
+
 // A chart is one picture with one name: Plot names its parts too, which only pictures of their own may be.
 function chartOf(options) {
   const chart = Plot.plot({ style: { background: "none", fontSize: "13px" }, ...options });

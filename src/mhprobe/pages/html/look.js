@@ -103,6 +103,12 @@ function drawn(map, most) {
   return canvas;
 }
 
+// the colours of a map with what both ends mean; over black, as the photographs below maps are dark
+function heatBar(high) {
+  const colours = d3.range(0, 1.01, 0.1).map((share) => { const { r, g, b } = HEAT[Math.round(255 * share)]; return `rgba(${r},${g},${b},${Math.min(1, 0.95 * share ** 0.6)})`; });
+  return el("span", { class: "heat", role: "img", "aria-label": `Colours from 0 to ${high}` }, el("span", {}, "0"), el("i", { style: `background-image:linear-gradient(90deg,${colours})` }), el("span", {}, high));
+}
+
 function mark(site) {
   if (view.token !== null || !site) return null;
   const [rows, columns] = site.grid, token = askedOf(site) - site.prefix;
@@ -178,10 +184,10 @@ function drawHeads() {
       return tile;
     })))));
   if (focused !== null) tileOf(focused)?.focus();
-  const scales = `Bright: much attention, ${view.shared ? `all heads on one scale up to ${number(most, 2)}` : "each head on its own scale from 0"}.`;
+  const scales = `Weight of a patch, ${view.shared ? "all heads on one scale" : "each head on its own scale"}.`;
   const special = view.towards ? "Each patch is as bright as it looks at the marked one." : others ? `What goes to ${others} is not drawn; an open head says how much.` : "";
   const click = `A click on a head opens it large${view.sort === "likeness" ? "; likeness is the cosine with the first open head" : ""}.`;
-  byId("key").replaceChildren(...(SITES.length ? [`${scales} ${special} `, el("span", { class: "click" }, click)] : []));
+  byId("key").replaceChildren(...(SITES.length ? [heatBar(view.shared ? number(most, 2) : "the head's largest"), ` ${scales} ${special} `, el("span", { class: "click" }, click)] : []));
 }
 const tileOf = (id) => byId("heads").querySelector(`[data-id="${id}"]`);
 

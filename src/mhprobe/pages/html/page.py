@@ -29,6 +29,9 @@ HERE = Path(__file__).parent
 LIVE = "live.html"  # the page with the network in it, beside report.html
 ROOM = 1_500_000  # characters of a page that tables may take
 FIGURE = 20 * MB  # of a single file
+SENTENCES = 3  # that stand beside the heads; the others are folded
+FIGURES = 4  # that are shown; the others are folded
+SHOWN = ("curves", "per_head", "pairwise", "by_depth")  # kinds of figures of which one is shown
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +83,10 @@ def _page(
 ) -> str:
     heads, measures = atlas.heads(run), atlas.measures(run)
     tables, left_out = _tables(run)
+    opens = words.opening(measures)
+    said = words.result(run, heads, measures)
     data = {
+        "opens": opens,
         "heads": heads,
         "measures": measures,
         "pairs": atlas.pairs(run),
@@ -118,12 +124,14 @@ def _page(
         modules=[runtime()] if network else [],
         live=network is not None,
         live_page=page_beside,
-        words=words.result(run, heads, measures),
+        words=said,
+        first=SENTENCES if heads else len(said),
+        first_figures=FIGURES,
         glance=words.glance(heads, measures),
         chosen_on=words.chosen_on(run),
         facts=facts(run),
         scored=scored,
-        figures=figures,
+        figures=_shown_first(figures, measures[opens]["key"] if measures else ""),
         left_out=left_out,
     )
 
@@ -278,7 +286,33 @@ def _figures(run: Run) -> list[dict[str, Any]]:
     drawn = {entry.figure: entry for _, entry in results if entry.figure is not None}
     pngs = ((file, run.files.tried(run.files.bytes, file, FIGURE)) for file in drawn)
     pictures = embed((file, png) for file, png in pngs if png is not None)
+    names = {entry.figure: name for name, entry in results}
     return [
-        {"name": drawn[f].title, "own": picture, "caption": drawn[f].caption}
-        for f, picture in pictures.items()
+        {
+            "name": drawn[file].title,
+            "own": picture,
+            "caption": drawn[file].caption,
+            "drawn": drawn[file].drawn,
+            "result": names[file],
+        }
+        for file, picture in pictures.items()
     ]
+
+
+def _shown_first(figures: Sequence[dict[str, Any]], opens: str) -> list[dict[str, Any]]:
+    """Put one figure of each kind of ``SHOWN`` in front, and give each caption once.
+
+    opens: the result of the measure that the page opens with; its figure stands for its kind.
+    read_as: the name of the figure that has the same caption, "" for the first of them.
+    """
+    front: list[dict[str, Any]] = []
+    for kind in SHOWN:
+        alike = [figure for figure in figures if figure["drawn"] == kind]
+        front += sorted(alike, key=lambda figure: figure["result"] != opens)[:1]
+    order = [*front, *(figure for figure in figures if figure not in front)]
+    had: dict[str, str] = {}
+    for figure in order:
+        caption = figure["caption"]
+        first = had.setdefault(caption, figure["name"]) if caption else figure["name"]
+        figure["read_as"] = "" if first == figure["name"] else first
+    return order

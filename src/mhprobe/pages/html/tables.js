@@ -52,8 +52,20 @@ function content(cell, column) {
   return number(cell, 5);
 }
 
-byId("all-tables").append(...DATA.tables.map((table) => {
-  const details = el("details", {}, el("summary", {}, table.name.replaceAll("_", " "), el("span", { class: "note" }, `${table.rows.length} rows`)));
+// All tables stand behind one search field: it finds those with a word in the name, a column or a cell.
+const holds = ({ name, columns, rows }, word) => [name.replaceAll("_", " "), name, ...columns].some((text) => text.toLowerCase().includes(word)) || rows.some((row) => row.some((cell) => String(cell ?? "").toLowerCase().includes(word)));
+const every = DATA.tables.map((table) => {
+  const details = el("details", { class: "table" }, el("summary", {}, table.name.replaceAll("_", " "), el("span", { class: "note" }, `${table.rows.length} rows`)));
   details.addEventListener("toggle", () => { if (details.open && details.childElementCount === 1) details.append(...build(table)); });
   return details;
-}));
+});
+function searchTables() {
+  const words = byId("find-table").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const found = DATA.tables.map((table) => words.every((word) => holds(table, word)));
+  every.forEach((details, i) => { details.hidden = !found[i]; });
+  byId("found-tables").textContent = words.length ? `${found.filter(Boolean).length} of ${every.length} tables` : "";
+  if (words.length) byId("list-tables").open = true;
+}
+byId("all-tables").append(
+  el("div", { class: "controls" }, el("input", { type: "search", id: "find-table", placeholder: "a measure, a column, a value", "aria-label": "Search the tables", oninput: searchTables }), el("span", { id: "found-tables", class: "note", role: "status" })),
+  el("details", { id: "list-tables" }, el("summary", {}, `All ${every.length} tables`), ...every));

@@ -265,9 +265,9 @@ def sinks(facts: Facts) -> Sentence:
         number = measured(
             table, best, SHARE, f"even attention would give {percent(table['uniform'][best])}"
         )
-        no_ops = f"{silent} {'is a no-op that writes' if silent == 1 else 'are no-ops that write'} next to nothing"
+        no_ops = f"{silent} of them {'is a no-op that adds' if silent == 1 else 'are no-ops that add'} next to nothing"
         others = (
-            f"{loud} {'copies' if loud == 1 else 'copy'} what that token holds into all patches"
+            f"{loud} of them {'copies' if loud == 1 else 'copy'} the token's content to all patches"
         )
         return (
             f"rest on one token, a sink. {name.capitalize()} gives it{on} {number} of all "
@@ -386,8 +386,8 @@ def depth(facts: Facts) -> Sentence | None:
     return Sentence(
         f"Heads look {'farther' if rho > 0 else 'less far'} the deeper they stand: in the first "
         f"{blocks} "
-        f"{rounded(first, 3)} times as far as even attention, in the last {blocks} "
-        f"{rounded(last, 3)} times: a rank "
+        f"{rounded(first)} times as far as even attention, in the last {blocks} "
+        f"{rounded(last)} times: a rank "
         f"correlation with depth of {rounded(rho)} (95 % interval over blocks {rounded(low)} to "
         f"{rounded(high)}; "
         f"shuffled blocks stay within {rounded(chance)} in 95 % of cases)."
@@ -420,7 +420,7 @@ def salient(facts: Facts) -> Sentence:
     )
 
 
-@answers("which heads look everywhere alike")
+@answers("which heads spread their attention evenly")
 def even(facts: Facts) -> Sentence:
     """Heads whose entropy is more than .97 of the largest that there can be."""
     table = facts.columns("entropy")
@@ -429,12 +429,13 @@ def even(facts: Facts) -> Sentence:
     def words(best: int, name: str) -> str:
         number = measured(table, best, PLAIN, ("even attention", most[best]), digits=5)
         return (
-            f"look nearly everywhere alike. Most even is {name}, with an entropy of {number} nats."
+            f"spread their attention nearly evenly over the whole image, most of all {name}: its "
+            f"entropy is {number} nats."
         )
 
     return _on(
         facts,
-        claim("look nearly everywhere alike", table, NEARLY * most, facts.images),
+        claim("spread their attention nearly evenly", table, NEARLY * most, facts.images),
         value / most,
         words,
     )
@@ -474,8 +475,8 @@ def untrained(facts: Facts) -> Sentence | None:
         else ""
     )
     return Sentence(
-        f"Least like an untrained network, looked at on {min(TWIN, facts.images)} of the "
-        f"photographs, are {named}.{rest}",
+        "These heads differ most from those of an untrained network (which was shown "
+        f"{counted(min(TWIN, facts.images), 'photograph')}): {named}.{rest}",
         heads[:NAMED],
     )
 

@@ -89,6 +89,30 @@ def glance(heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list[
     return rows
 
 
+def opening(measures: Sequence[Mapping[str, Any]]) -> int:
+    """Return the position of the measure that has most heads beyond its control, the first of equals."""
+    return max(range(len(measures)), key=lambda at: beyond_control(measures[at]), default=0)
+
+
+def beyond_control(measure: Mapping[str, Any]) -> int:
+    """Count the heads whose whole interval lies outside of what the control reaches.
+
+    The control is the heads of an untrained network, or chance where there is none; even attention
+    is no control. 0 without a control.
+    """
+    chance = measure["chance"] if measure["reference"] == "chance" else None
+    control = [level for level in measure["twin"] or chance or [] if level is not None]
+    if not control:
+        return 0
+    numbers = values(measure)
+    lows, highs = measure["low"] or numbers, measure["high"] or numbers
+    ends = zip(lows, highs, strict=True)
+    least, most = min(control), max(control)
+    return sum(
+        low > most or high < least for low, high in ends if low is not None and high is not None
+    )
+
+
 def values(measure: Mapping[str, Any]) -> list[Any]:
     """(A,) numbers of a measure's first column, None for a head without one."""
     return measure["columns"].get("value") or next(iter(measure["columns"].values()))
