@@ -23,7 +23,7 @@ WIDTH, HEIGHT = 1240, 1500  # pixels; what is known of a head is as high as the 
 
 
 def picture(page: Page, home: Path) -> bytes:
-    """The grid of heads down to the masking curve, as a PNG.
+    """The sentences, the grid of heads and the masking curve, as a PNG.
 
     home: where the command was typed; neither it nor the cache is shown.
     """
@@ -42,7 +42,7 @@ def picture(page: Page, home: Path) -> bytes:
         "                                                     .replace(/cache_dir=\\S+ /, ''); }",
         f"{home}/",
     )
-    top, bottom = (page.locator(where).bounding_box() for where in ("#colour", "#curve"))
+    top, bottom = (page.locator(where).bounding_box() for where in ("#result", "#curve"))
     assert top is not None and bottom is not None
     height = bottom["y"] + bottom["height"] - top["y"] + 12
     return page.screenshot(
