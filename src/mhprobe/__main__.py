@@ -5,17 +5,23 @@ need, ``mhprobe more`` lists all: every module whose first line says ``python -m
 does``, or ``mhprobe <command>: ...`` where its name is another.
 """
 
+import importlib.util
 import os
 import re
+import signal
+import subprocess
 import sys
+import tempfile
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mhprobe.errors import one_line
 
 PACKAGE = Path(__file__).parent
 DEMO = ("train", "+experiment=demo")
+WEIGHTS = PACKAGE.parents[1] / "weights" / "cifar10_vit_dinov2.safetensors"  # in a clone alone
+LOOK = Path("outputs", "demo", "look.html")  # the demo's second page
 FIRST = ("demo", "look", "train", "probe", "mask", "prune", "shrink", "compare")
 SHOWN = 7  # of these, in the help
 # Commands that read folders, maybe a stranger's, and name no code of the user: they import nothing
@@ -63,6 +69,41 @@ def listing(modules: Mapping[str, tuple[str, str]], everything: bool = False) ->
     return "\n".join(lines)
 
 
+def demo(overrides: Sequence[str]) -> int:
+    """Train and probe on digits, and meanwhile make a page of a ViT-S/14; return the exit status.
+
+    The second page is ``mhprobe look`` of the fine-tuned ViT-S/14 of a clone, on the two photographs
+    that come with scikit-learn. It takes the second core while the training takes the first. Where
+    it cannot be made the demo says so, and is no failure.
+    """
+    train = [sys.executable, "-m", "mhprobe.train", *DEMO[1:], *overrides]
+    sklearn = importlib.util.find_spec("sklearn")
+    plain = all("=" in word for word in overrides)  # no --help, no sweep
+    if not plain or sklearn is None or sklearn.origin is None or not WEIGHTS.is_file():
+        if plain:
+            print("The demo's second page needs the weights of a clone; this one makes the first.")
+        sys.stdout.flush()
+        os.execv(sys.executable, train)
+    LOOK.parent.mkdir(parents=True, exist_ok=True)
+    photographs = Path(sklearn.origin).parent / "datasets" / "images"
+    look = [sys.executable, "-P", "-m", "mhprobe.looking", str(WEIGHTS), str(photographs)]
+    with tempfile.TemporaryFile("w+") as said:
+        looking = subprocess.Popen([*look, "--out", str(LOOK)], stdout=said, stderr=said)
+        training = subprocess.Popen(train)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: both processes get it
+        signal.signal(signal.SIGTERM, lambda number, frame: training.terminate())
+        status = training.wait()
+        if status:
+            looking.terminate()
+        failed = looking.wait()
+        said.seek(0)
+        last = said.read().rstrip().rpartition("\n")[2]
+    if not status:
+        print("" if failed else "\nwhere the heads of a ViT-S/14 look in two photographs:")
+        print(f"The demo's second page could not be made: {last}" if failed else last)
+    return status if status >= 0 else 128 - status
+
+
 @one_line()
 def main() -> None:
     modules = {
@@ -71,10 +112,9 @@ def main() -> None:
     }
     name, *rest = sys.argv[1:] or ["--help"]
     if name == "demo":
-        name, *rest = *DEMO, *rest
-        os.environ.setdefault(
-            "OMP_NUM_THREADS", "1"
-        )  # more threads: other rounding, other weights, no faster
+        # more threads: other rounding, other weights, no faster
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        sys.exit(demo(rest))
     if name in modules:
         safe = ["-P"] if name in READERS else []
         os.execv(sys.executable, [sys.executable, *safe, "-m", modules[name][0], *rest])

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -49,7 +50,7 @@ def test_every_command_is_listed_with_what_it_does(capsys, monkeypatch):
         (["studies.causal", "--help"], ["-m", "mhprobe.studies.causal", "--help"]),
         (["report", "."], ["-P", "-m", "mhprobe.report", "."]),
         (["look", "a", "b"], ["-P", "-m", "mhprobe.looking", "a", "b"]),
-        (["demo", "seed=1"], ["-m", "mhprobe.train", *door.DEMO[1:], "seed=1"]),
+        (["demo", "--help"], ["-m", "mhprobe.train", *door.DEMO[1:], "--help"]),
     ],
 )
 def test_a_command_is_opened_with_all_that_was_said(argv, opened, monkeypatch):
@@ -62,6 +63,82 @@ def test_a_command_is_opened_with_all_that_was_said(argv, opened, monkeypatch):
     with pytest.raises(SystemExit) as left:
         door.main()
     assert left.value.code == opened
+
+
+class Started:
+    """A process that a test pretends to have started, and its exit status."""
+
+    def __init__(self, command: list[str], status: int, says: str, stdout=None) -> None:
+        self.command, self.status, self.ended = command, status, False
+        if stdout is not None:
+            stdout.write(says)
+            stdout.flush()
+
+    def wait(self) -> int:
+        return self.status
+
+    def terminate(self) -> None:
+        self.ended = True
+
+
+@pytest.fixture
+def started(monkeypatch, tmp_path):
+    """Runs ``mhprobe demo`` with pretended processes: their list, and what the demo's own process does."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(door.signal, "signal", lambda *_: None)
+    (tmp_path / "w.safetensors").write_bytes(b"")
+    monkeypatch.setattr(door, "WEIGHTS", tmp_path / "w.safetensors")
+
+    def run(
+        status: int = 0, look: int = 0, says: str = "a sentence\nthe page: file:///look.html\n"
+    ):
+        processes = []
+
+        def popen(command, stdout=None, stderr=None):
+            ends = look if "mhprobe.looking" in command else status
+            processes.append(Started(command, ends, says, stdout))
+            return processes[-1]
+
+        monkeypatch.setattr(door.subprocess, "Popen", popen)
+        return door.demo(["seed=1"]), processes
+
+    return run
+
+
+def test_the_demo_ends_with_two_pages(started, capsys):
+    status, (look, train) = started()
+    assert status == 0 and train.command[1:] == ["-m", "mhprobe.train", *door.DEMO[1:], "seed=1"]
+    photographs = Path(look.command[5])
+    assert {"china.jpg", "flower.jpg"} <= {path.name for path in photographs.iterdir()}
+    assert look.command[-1] == str(door.LOOK) and door.LOOK.parent.is_dir()
+    assert capsys.readouterr().out.endswith("photographs:\nthe page: file:///look.html\n")
+
+
+def test_a_second_page_that_cannot_be_made_is_told_and_does_not_fail_the_demo(started, capsys):
+    status, _ = started(look=2, says="mhprobe look: no room\n")
+    said = capsys.readouterr().out
+    assert status == 0 and "second page could not be made: mhprobe look: no room" in said
+
+
+@pytest.mark.parametrize(("ends", "status"), [(2, 2), (-15, 143)])
+def test_a_demo_that_fails_ends_the_look_and_has_its_status(started, capsys, ends, status):
+    got, (look, _) = started(status=ends)
+    assert got == status and look.ended and capsys.readouterr().out == ""
+
+
+def test_without_the_weights_of_a_clone_the_demo_says_that_one_page_is_missing(
+    started, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setattr(door, "WEIGHTS", tmp_path / "nothing")
+
+    def execv(program, arguments):
+        raise SystemExit(arguments[1:])
+
+    monkeypatch.setattr(os, "execv", execv)
+    with pytest.raises(SystemExit) as left:
+        started()
+    assert left.value.code == ["-m", "mhprobe.train", *door.DEMO[1:], "seed=1"]
+    assert "needs the weights of a clone" in capsys.readouterr().out
 
 
 def test_an_unknown_command_is_answered_with_the_known_ones(capsys, monkeypatch):

@@ -148,9 +148,10 @@ def test_fewer_photographs_name_no_more_heads_of_a_planted_network():
     assert sum(whole) > 3  # there is something to name
     for count, few in named.items():
         assert all(less <= more for less, more in zip(few, whole, strict=True)), (count, few, whole)
-    # the control: by the values alone, without intervals, two photographs name as many or more
-    table = facts(canvas.model, seen.images[:2]).columns("position")
-    assert int((table["value"] > 0.5).sum()) > named[2][0] + named[2][1]
+    # the control: intervals that merely touch the limit would name more
+    table = facts(canvas.model, seen.images[:2]).columns("attention_distance")
+    touching = int((table["high"] >= module.GLOBAL * table["whole"]).sum())
+    assert touching > named[2][RULES.index("far")]
 
 
 # rules on how numbers stand to each other, by numbers

@@ -288,7 +288,7 @@ def test_tables_are_folded_behind_one_search_field(visit, address):
     page.fill("#find-table", "SVCCA")
     assert page.get_attribute("#list-tables", "open") is not None
     shown = tables.filter(visible=True)  # by its name, or by a column or a cell
-    assert shown.filter(has=page.locator("summary", has_text="svcca")).count() == 1
+    assert shown.filter(has=page.locator("summary", has_text="svcca")).count() >= 1
     assert page.inner_text("#found-tables") == f"{shown.count()} of {tables.count()} tables"
     assert 0 < shown.count() < tables.count()
     page.fill("#find-table", "no table has this")

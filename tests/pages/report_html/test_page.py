@@ -196,6 +196,18 @@ def test_the_headline_is_what_half_of_the_heads_cost_beside_random_ones(tmp_path
     assert other[0].startswith("Half of the heads (6 of 12) can go for 5.0 points")
 
 
+def test_how_many_heads_can_go_is_left_to_a_promise(tmp_path):
+    """No number of heads is read from the curve: it would grow as images get fewer."""
+    said = " ".join(halved(tmp_path / "a", [0.8, 0.6], [0.85, 0.7]))
+    assert "prune.guarantee does, with at least 332 images that chose nothing." in said
+    assert "first significantly lower" not in said and "within one point" not in said
+    promised = {"points": 1, "confidence": 0.95, "steps": 2, "images": 500, "heads": 2}
+    add_rows(Report(tmp_path / "a", layout()), "promise", [promised], "promise")
+    run = read_run(tmp_path / "a")
+    kept = " ".join(words.result(run, atlas.heads(run), []))
+    assert "No curve tells" not in kept and "2 of 12 heads can go with the promise" in kept
+
+
 def test_a_gain_is_called_a_gain_and_scores_without_pairs_have_no_change(tmp_path):
     gains = {"difference": 0.012, "difference_low": -0.01, "difference_high": 0.034}
     said = halved(tmp_path / "a", [0.8, 0.6], [0.85, 0.7], **gains)

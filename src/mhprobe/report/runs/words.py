@@ -12,6 +12,7 @@ from mhprobe.report.figures.claims import WORDS as VERDICTS
 from mhprobe.report.runs import atlas
 from mhprobe.report.runs.run import Run
 from mhprobe.stats.intervals import p_of_interval
+from mhprobe.stats.promise import Guarantee
 from mhprobe.stats.significance import holm, wilson
 
 KEEPS = {"removed": "pruning keeps", "closed": "the learned gates keep"}
@@ -392,21 +393,22 @@ def _masking(run: Run, heads: list[dict[str, Any]]) -> list[str]:
             f"The order {chosen.curve} was the best of the searched ones with as many heads off on "
             f"{chosen.chosen_on} images."
         )
-    return text + _first_worse(run, chosen)
+    return text + _unpromised(run)
 
 
-def _first_worse(run: Run, chosen: _Half) -> list[str]:
-    """Return from which number of heads on the order's accuracy is significantly lower, if from any."""
-    lines = {(line["curve"], line["split"]): line for line in atlas.lines(run)}
-    points = lines[chosen.curve, chosen.reported]["points"]
-    worse = next(
-        (p for p in points if p["p_holm"] is not None and p["p_holm"] < 0.05 and p["step"]), None
-    )
-    if worse is None or worse["accuracy"] >= chosen.whole["accuracy"]:
+def _unpromised(run: Run) -> list[str]:
+    """Return how many images it would take to say how many heads can go, where nothing is promised.
+
+    A number of heads that is read from the curve was found by looking, and grows as images get
+    fewer.
+    """
+    if run.rows("promise"):
         return []
+    needed = Guarantee()
     return [
-        f"In this order {chosen.reported} {atlas.scored(run)} is first significantly lower "
-        f"(McNemar, Holm, 5 %) with {worse['heads_masked']} heads masked: {interval(worse)}."
+        f"No curve tells how many heads can go for at most {counted(round(needed.points), 'point')} "
+        f"on new images: prune.guarantee does, with at least {needed.images_needed} images that "
+        "chose nothing."
     ]
 
 
