@@ -26,6 +26,7 @@ def run(cfg: "Config", folder: Path) -> None:
         "of_maps": parts.maps_of,
         "of_control": parts.control_of,
         "of_choice": parts.chosen_on,
+        "draws": parts.draws,
     }
 
     def questions(material: "Material", _: "Report") -> list[Question]:

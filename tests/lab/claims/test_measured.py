@@ -17,6 +17,7 @@ from mhprobe.framework.questions.masking import Masking
 from mhprobe.framework.questions.material import Material
 from mhprobe.lab.claims.parts.asking import ask
 from mhprobe.lab.claims.parts.claim import chosen
+from mhprobe.lab.claims.parts.draws import positions_of
 from mhprobe.lab.claims.parts.evidence import Evidence
 from mhprobe.masking.by_score import ByScore
 from mhprobe.masking.parts.curve import CurveSpec
@@ -79,7 +80,7 @@ def made(tmp_path):
             twin=control if twin else None,
             store=tmp_path / "measured",
         )
-        return Evidence(material, maps={}, of_maps=10, of_control=12, of_choice=15)
+        return Evidence(material, maps={}, of_maps=10, of_control=12, of_choice=15, draws=2)
 
     return make
 
@@ -108,14 +109,50 @@ def test_an_order_that_claims_judge_keeps_the_limits_of_its_curve(made, monkeypa
     specs = evidence.material.described.specs
     whole = evidence.path("importance")[0]
     specs["importance"] = dataclasses.replace(specs["importance"], exclude_layers=[0])
-    (path,) = evidence.path("importance")
+    evidence._paths.clear()
+    path, _ = evidence.path("importance")
     heads = evidence.layout.split(path[-1])
     assert len(path) < len(whole) and not heads[0].any() and heads[1].all() and whole[-1].all()
     specs["importance"] = dataclasses.replace(specs["importance"], target={"heads": 4})
+    evidence._paths.clear()
     assert int(evidence.path("importance")[0, -1].sum()) == 2
     specs["other"] = dataclasses.replace(specs["importance"], rescale=True)
     with pytest.raises(UserError, match="the curves differ in fill or rescale"):
         evidence.right(path)
+
+
+def test_each_draw_of_validation_images_chooses_an_order_of_its_own(made, monkeypatch):
+    """Draws share no image, and neither scores nor slopes of one see the images of another."""
+    evidence = made()
+    monkeypatch.setattr(evidence, "_refuse_guessing", lambda: None)
+    first, second = (each.positions for each in evidence._on_draws)
+    assert len(first) == len(second) == 10 and not {*first.tolist()} & {*second.tolist()}
+    masks = torch.eye(6, dtype=torch.bool)
+    whole = evidence.material.described.evaluate(evidence.material, "validation", evidence._spec)
+    expected = whole(masks).right.double()
+    assert torch.equal(
+        evidence.chosen(masks), torch.stack([expected[:, of].mean(1) for of in (first, second)])
+    )
+    of_draw, all_on = evidence._on_draws[1], torch.zeros(6, dtype=torch.bool)
+    scores = of_draw.measure(GateImportance, all_on)
+    alone = torch.cat(
+        [
+            of_draw.alone.measure(GateImportance, all_on, "value")[None]
+            for of_draw.alone.batches in [
+                evidence.material.walk(one[None], "val") for one in second
+            ]
+        ]
+    )
+    torch.testing.assert_close(scores, alone.mean(0))
+    assert not torch.allclose(scores, whole.measure(GateImportance, all_on))
+    assert len(evidence.path("importance")) == 2
+
+
+def test_more_draws_than_validation_images_are_refused():
+    assert sum(map(len, positions_of(23, 5, 100))) == 20
+    assert [len(part) for part in positions_of(50, 5, 3)] == [3] * 5
+    with pytest.raises(UserError, match=r"evidence\.draws: 5 draws .* of 4 validation images"):
+        positions_of(4, 5, 100)
 
 
 def test_a_network_that_guesses_has_no_accuracy_to_lose(made):

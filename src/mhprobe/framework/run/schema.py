@@ -154,6 +154,7 @@ class EvidenceParts(_Section):
     maps_of: Annotated[int, Field(ge=1)]
     control_of: Annotated[int, Field(ge=1)]
     chosen_on: Annotated[int, Field(ge=1)]
+    draws: Annotated[int, Field(ge=2)]
     second: dict[str, Any] | None
     runs: dict[str, str | None]
 

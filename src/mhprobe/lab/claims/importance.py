@@ -1,6 +1,7 @@
 """Claims about importance: what it goes with, and what it tells."""
 
 import torch
+from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.lab.claims.parts.claim import MOSTLY, RANKS, Margin, claim
@@ -16,6 +17,15 @@ from mhprobe.lab.claims.parts.evidence import Columns, Evidence
 from mhprobe.stats.survival import holds
 
 
+def kept_by_importance(of: Evidence) -> Tensor:
+    """(A,) minus the number of steps for which the order of importance has each head closed, a mean over its draws.
+
+    What one draw chooses otherwise than the next is noise of each head, so the jackknife over heads
+    counts it.
+    """
+    return -of.path("importance").sum(1).double().mean(0)
+
+
 @claim(
     says="Gradient importance tells which heads cost most.",
     source="Michel et al. 2019; a translation model, BERT",
@@ -26,7 +36,7 @@ def importance_predicts_cost(of: Evidence, ablation_delta: Columns) -> Estimate:
 
     Validation images choose the order, test images give the cost.
     """
-    return goes_with_cost(of.layout, -of.path("importance")[0].sum(0).double(), ablation_delta)
+    return goes_with_cost(of.layout, kept_by_importance(of), ablation_delta)
 
 
 @claim(
@@ -93,7 +103,7 @@ def confidence_follows_relevance(
 )
 def relevant_heads_stay(of: Evidence, lrp_relevance: Columns) -> Estimate:
     """Rank correlation, over the heads of a block, of relevance and how long the order of importance keeps a head."""
-    return go_together(of.layout, lrp_relevance["value"], -of.path("importance")[0].sum(0).double())
+    return go_together(of.layout, lrp_relevance["value"], kept_by_importance(of))
 
 
 @claim(
@@ -125,7 +135,7 @@ def specialised_heads_stay(
             f"{int(named.sum())} of {len(named)} heads have a named function, expected some and "
             "not all."
         )
-    place = 1 - of.path("importance")[0].sum(0) / len(named)
+    place = 1 + kept_by_importance(of) / len(named)
     return over_heads(
         of.layout,
         lambda kept: float(place[kept][named[kept]].mean() - place[kept][~named[kept]].mean()),

@@ -1,12 +1,14 @@
 """Claims about heads that go: what masking or pruning them costs."""
 
 import functools
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.lab.claims.parts.claim import POINT, Effect, Margin, claim
-from mhprobe.lab.claims.parts.estimates import Estimate, in_blocks, of_accuracy, over_images, share
+from mhprobe.lab.claims.parts.estimates import Estimate, in_blocks, of_accuracy, share
 from mhprobe.lab.claims.parts.evidence import (
     Columns,
     Evidence,
@@ -21,7 +23,7 @@ costs_at_most_a_point = functools.partial(claim, margin=POINT, shape="at most")
 
 def loss_without(share: float, order: str) -> Effect:
     """Accuracy lost without this share of the heads, in an order that validation images choose."""
-    return lambda of: loss(of, at_share(of.path(order), share)[0])
+    return lambda of: loss(of, at_share(of.path(order), share))
 
 
 a_fifth_of_the_heads_goes = costs_at_most_a_point(
@@ -49,12 +51,12 @@ a_third_goes_by_index = costs_at_most_a_point(
 )
 def importance_beats_random(of: Evidence) -> Estimate:
     """Accuracy in the order of importance minus that of random orders, mean over three shares of the heads."""
-    by_score, drawn = of.path("importance"), of.path("random")
-    masks = [
-        torch.cat([at_share(by_score, part), at_share(drawn, part)]) for part in (0.2, 0.4, 0.6)
-    ]
-    right = of.right(torch.cat(masks)).double().unflatten(0, (len(masks), 1 + len(drawn)))
-    return over_images((right[:, :1] - right[:, 1:]).mean(0))
+    shares = (0.2, 0.4, 0.6)
+    by_score, drawn = (
+        torch.stack([at_share(of.path(name), part) for part in shares], 1)
+        for name in ("importance", "random")
+    )
+    return gained(of, by_score, drawn)
 
 
 @claim(
@@ -76,21 +78,25 @@ def most_heads_can_go(of: Evidence, ablation_delta: Columns) -> Estimate:
 def one_head_is_enough(of: Evidence) -> Estimate:
     """Accuracy lost when the block in the middle, by accuracy with its best head alone, keeps that head only.
 
-    Validation images choose each block's head, and the block; of an even number the one that loses
-    more.
+    Each draw of validation images chooses each block's head, and the block; of an even number the
+    one that loses more.
     """
     alone = in_blocks(of.layout)  # (A, A): the others of each head's block
-    accuracy = of.right(alone, "validation").double().mean(1)
     spans = [
         of.layout.span(number) for number, site in enumerate(of.layout.sites) if site.num_heads > 1
     ]
     if not spans:
         raise UserError("every block has one head.")
+    return loss(of, torch.stack([_middle(alone, row, spans) for row in of.chosen(alone)]))
+
+
+def _middle(alone: Tensor, accuracy: Tensor, spans: Sequence[slice]) -> Tensor:
+    """(A,) mask that leaves the middle block its best head, by the (A,) accuracy with each head alone."""
     best = sorted(
         (span.start + int(accuracy[span].argmax()) for span in spans),
         key=lambda head: float(accuracy[head]),
     )
-    return loss(of, alone[best[(len(best) - 1) // 2]])
+    return alone[best[(len(best) - 1) // 2]]
 
 
 @claim(
@@ -102,7 +108,8 @@ def one_head_is_enough(of: Evidence) -> Estimate:
 )
 def early_blocks_are_needed_most(of: Evidence) -> Estimate:
     """Accuracy without all heads of the late third of the blocks minus that without the early third."""
-    return gained(of, without_thirds(of)[2:], without_thirds(of)[:1])
+    thirds = without_thirds(of)[None]
+    return gained(of, thirds[:, 2:], thirds[:, :1])
 
 
 @claim(
@@ -111,10 +118,11 @@ def early_blocks_are_needed_most(of: Evidence) -> Estimate:
     margin=Margin(0.03, "of accuracy", "three points are beyond what several single heads cost"),
 )
 def one_kind_of_block_is_needed_most(of: Evidence) -> Estimate:
-    """Accuracy without the heads of the other thirds minus that without the third that validation images call worst."""
+    """Accuracy without the other thirds' heads minus that without the third that validation images call worst."""
     masks = without_thirds(of)
-    worst = int(of.right(masks, "validation").double().mean(1).argmin())
-    return gained(of, masks[[third for third in range(3) if third != worst]], masks[[worst]])
+    worst = of.chosen(masks).argmin(1)
+    others = torch.stack([masks[torch.arange(3) != third] for third in worst])
+    return gained(of, others, masks[worst][:, None])
 
 
 @costs_at_most_a_point(
@@ -124,7 +132,7 @@ def one_kind_of_block_is_needed_most(of: Evidence) -> Estimate:
 )
 def some_heads_go_within_noise(of: Evidence) -> Estimate:
     """Accuracy lost without the head of one index in every block, which validation images choose."""
-    return loss(of, of.path("head_max")[0, 1])
+    return loss(of, of.path("head_max")[:, 1])
 
 
 @claim(
@@ -135,11 +143,10 @@ def some_heads_go_within_noise(of: Evidence) -> Estimate:
 )
 def index_beats_whole_layers(of: Evidence) -> Estimate:
     """Accuracy by indices minus that by layers, mean over the steps by layer, at the nearest numbers of heads."""
-    by_index, by_layer = (of.path(name)[0] for name in ("head_max", "layer_max"))
-    steps = by_layer[1:-1]
-    return gained(
-        of, by_index[(by_index.sum(1)[None] - steps.sum(1)[:, None]).abs().argmin(1)], steps
-    )
+    by_index, by_layer = of.path("head_max"), of.path("layer_max")[:, 1:-1]
+    nearest = (by_index.sum(2)[:, None] - by_layer.sum(2)[:, :, None]).abs().argmin(2)
+    of_draw = torch.arange(len(by_index))[:, None]
+    return gained(of, by_index[of_draw, nearest], by_layer)
 
 
 @claim(
@@ -150,7 +157,8 @@ def index_beats_whole_layers(of: Evidence) -> Estimate:
 )
 def the_worst_index_falls_first(of: Evidence) -> Estimate:
     """Accuracy without a sixth of the heads: best indices minus worst indices, both chosen on validation images."""
-    return gained(of, *(at_share(of.path(name), 1 / 6) for name in ("head_max", "head_min")))
+    best, worst = (at_share(of.path(name), 1 / 6)[:, None] for name in ("head_max", "head_min"))
+    return gained(of, best, worst)
 
 
 @claim(

@@ -109,6 +109,22 @@ def over_images(differences: Tensor) -> Estimate:
     return _student(test.difference, test.error, test.freedom, "images", count)
 
 
+def over_draws(differences: Tensor) -> Estimate:
+    """Mean of (R, n) differences of right and wrong, of R draws that chose on the same n images; under 10: TooFewError.
+
+    The error is that of other images and of other draws, which are added (``significance.crossed``).
+    That of images is of two images more, one a gain and one a loss (Agresti & Min, 2005, Statistics
+    in Medicine 24:729): where no image differs, other images still may.
+    """
+    draws, count = differences.shape[0], _enough(differences.shape[1])
+    of_image = differences.double().mean(0)
+    padded = torch.cat([of_image, of_image.new_tensor([1.0, -1.0])])
+    parts = [(float(padded.var(correction=0)) / len(padded), count - 1)]
+    if draws > 1:
+        parts.append((float(differences.double().mean(1).var()) / draws, draws - 1))
+    return _student(float(of_image.mean()), *satterthwaite(parts), "images", count)
+
+
 def of_accuracy(better: Tensor, worse: Tensor) -> Estimate:
     """Estimate of the share of images that are right in (n,) ``better`` minus that in ``worse``: a score interval.
 

@@ -18,11 +18,13 @@ from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
 from mhprobe.framework.questions.material import Material, Measurements
 from mhprobe.framework.questions.plan import masks_of
-from mhprobe.lab.claims.parts.estimates import Estimate, of_accuracy, over_images, third_of
+from mhprobe.lab.claims.parts.draws import OnDraw, positions_of
+from mhprobe.lab.claims.parts.estimates import Estimate, of_accuracy, over_draws, third_of
 from mhprobe.lab.papers.panels.columns import second_set
 from mhprobe.lab.papers.panels.maps import Kinds, areas_of, heats_of
 from mhprobe.lab.papers.panels.relations import best_of_each
 from mhprobe.masking.base import Evaluate
+from mhprobe.masking.parts.curve import CurveSpec
 from mhprobe.measures.base import Measure
 from mhprobe.measures.parts.kinds import high_norm
 from mhprobe.recording.measuring import recorded
@@ -45,7 +47,7 @@ class Evidence:
     the same classes; None for the same one with damaged test images. runs: folders of other runs,
     by role; key: their option, for messages. Most images: of_maps, test images for maps and
     relations between patches; of_control, test images for the untrained twin; of_choice, validation
-    images that orders and heads are chosen on.
+    images of each draw that orders and heads are chosen on. draws: number of these draws.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Evidence:
         of_maps: int,
         of_control: int,
         of_choice: int,
+        draws: int = 5,
         second: ImageData | None = None,
         runs: Mapping[str, str | None] | None = None,
         key: str = "runs",
@@ -68,8 +71,9 @@ class Evidence:
         self.twin = (
             None if material.twin is None else Untrained(_of_fewer(material, "test", of_control))
         )
-        self.choosing = _of_fewer(material, "val", of_choice)
+        self.of_choice, self.draws = of_choice, draws
         self.other, self.runs, self.key = second, runs or {}, key
+        self._paths: dict[str, Tensor] = {}
 
     def columns(self, name: str) -> Columns:
         """Columns of a measure of the test images, by its name in conf/claims.yaml."""
@@ -89,19 +93,30 @@ class Evidence:
         return self._on_second.columns(name)
 
     def path(self, name: str) -> Tensor:
-        """(R, S + 1, A) bool masks after each step of R paths, chosen on validation images; True: head off."""
-        self._refuse_guessing()
-        spec = self.material.described.named(name)
-        units = spec.limited_units(self.layout, self.material.described.costs(self.material))
-        paths = spec.order.paths(units, self.layout, self._evaluate("validation"))
-        steps = min(len(path.names) for path in paths)
-        return torch.stack([path.masks()[: 1 + steps] for path in paths])
+        """(R, S + 1, A) bool masks after each step of R paths; True: head off.
 
-    def right(self, masks: Tensor, split: str = "test") -> Tensor:
-        """(M, n) bool: images of a split that are classified rightly under each of the (M, A) masks."""
+        A path for each draw of validation images; of a random order its repeats.
+        """
+        self._refuse_guessing()
+        if name not in self._paths:
+            spec = self.material.described.named(name)
+            units = spec.limited_units(self.layout, self.material.described.costs(self.material))
+            on = self._on_draws if spec.order.searches else self._on_draws[:1]
+            paths = [path for each in on for path in spec.order.paths(units, self.layout, each)]
+            steps = min(len(path.names) for path in paths)
+            self._paths[name] = torch.stack([path.masks()[: 1 + steps] for path in paths])
+        return self._paths[name]
+
+    def right(self, masks: Tensor) -> Tensor:
+        """(M, n) bool: test images that are classified rightly under each of the (M, A) masks."""
         self._refuse_guessing()
         distinct, place = torch.unique(masks, dim=0, return_inverse=True)
-        return self._evaluate(split)(distinct).right[place]
+        return self._evaluate(distinct).right[place]
+
+    def chosen(self, masks: Tensor) -> Tensor:
+        """(R, M) accuracy on each draw of validation images under each of the (M, A) masks."""
+        self._refuse_guessing()
+        return torch.stack([evaluate(masks).accuracy for evaluate in self._on_draws])
 
     def of_images(self, name: str) -> Tensor:
         """(n,) a number per test image: the area under deletion in the order of a map, or of "random"; or by name.
@@ -132,25 +147,38 @@ class Evidence:
             self.material.on(second_set(self.material.data, self.other)), passes={}
         )
 
-    def _evaluate(self, split: str) -> Evaluate:
-        masking, material = (
-            self.material.described,
-            self.material if split == "test" else self.choosing,
-        )
-        specs = [spec for spec in masking.specs.values() if not isinstance(spec, UserError)]
+    @functools.cached_property
+    def _on_draws(self) -> list[OnDraw]:
+        """Scores on each draw of validation images."""
+        parts = positions_of(self.material.data.sizes["val"], self.draws, self.of_choice)
+        masking, spec = self.material.described, self._spec
+        return [OnDraw.of(masking, self.material, spec, positions) for positions in parts]
+
+    @property
+    def _spec(self) -> CurveSpec:
+        """What all curves have in common; UserError if they differ in that."""
+        specs = [
+            spec
+            for spec in self.material.described.specs.values()
+            if not isinstance(spec, UserError)
+        ]
         if len({(spec.fill, spec.rescale) for spec in specs}) > 1:
             raise UserError(
                 "claims score all masks alike, but the curves differ in fill or rescale. Make them "
                 "equal."
             )
-        return masking.evaluate(material, split, dataclasses.replace(specs[0], name="masks"))
+        return dataclasses.replace(specs[0], name="masks")
+
+    @functools.cached_property
+    def _evaluate(self) -> Evaluate:
+        return self.material.described.evaluate(self.material, "test", self._spec)
 
     def _refuse_guessing(self) -> None:
         """UserError for a network that is no better than a guess: it has no accuracy to lose."""
         _refuse_features(self.material)
         if self.material.data.unlabelled:
             raise UserError("the claim is about accuracy, but the images have no labels.")
-        whole = self._evaluate("test")(torch.zeros(1, self.layout.num_heads, dtype=torch.bool))
+        whole = self._evaluate(torch.zeros(1, self.layout.num_heads, dtype=torch.bool))
         low, _ = wilson(whole.correct[0], torch.tensor(whole.images))
         if float(low) <= self.material.chance:
             raise UserError(
@@ -181,7 +209,7 @@ class Untrained(Evidence):
     def _refused(self, *arguments: Any, **options: Any) -> NoReturn:
         raise UserError(NOTHING_LEARNED)
 
-    second = path = right = of_images = run = _refused
+    second = path = right = chosen = of_images = run = _refused
 
 
 def _of_fewer(material: Material, split: str, images: int) -> Material:
@@ -271,16 +299,24 @@ def at_share(path: Tensor, share: float) -> Tensor:
 
 
 def gained(evidence: Evidence, better: Tensor, worse: Tensor) -> Estimate:
-    """Mean accuracy under (M, A) masks ``better`` minus that under (K, A) ``worse``, on the same test images."""
-    under, other = evidence.right(torch.cat([better, worse])).split([len(better), len(worse)])
-    if len(better) == len(worse) == 1:
-        return of_accuracy(under[0], other[0])
-    return over_images(under.double().mean(0) - other.double().mean(0))
+    """Mean accuracy under (R, M, A) masks ``better`` minus that under (Q, K, A) ``worse``, on the same test images.
+
+    R and Q: draws that chose the masks, which are paired; or 1 for masks that nobody chose. M and K
+    masks of a draw are averaged.
+    """
+    rows = min((len(masks) for masks in (better, worse) if len(masks) > 1), default=1)
+    under, other = (
+        evidence.right(masks.flatten(0, 1)).unflatten(0, masks.shape[:2])
+        for masks in (better[:rows], worse[:rows])
+    )
+    if rows == under.shape[1] == other.shape[1] == 1:
+        return of_accuracy(under[0, 0], other[0, 0])
+    return over_draws(under.double().mean(1) - other.double().mean(1))
 
 
-def loss(evidence: Evidence, mask: Tensor) -> Estimate:
-    """Minus the loss of accuracy under an (A,) mask, on test images: the effect of claims of shape "at most"."""
-    return gained(evidence, mask[None], torch.zeros_like(mask)[None])
+def loss(evidence: Evidence, masks: Tensor) -> Estimate:
+    """Minus the loss of accuracy under (R, A) masks of R draws, on test images: the effect of shape "at most"."""
+    return gained(evidence, masks[:, None], torch.zeros_like(masks)[:1, None])
 
 
 def without_thirds(evidence: Evidence) -> Tensor:
