@@ -16,7 +16,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mhprobe.errors import one_line
+from mhprobe.errors import nearest, one_line
 
 PACKAGE = Path(__file__).parent
 DEMO = ("train", "+experiment=demo")
@@ -129,7 +129,8 @@ def main() -> None:
     print(listing(modules, everything=name == "more"))
     if name not in ("--help", "-h", "more"):
         print(
-            f"mhprobe: there is no command {name!r}; there are {', '.join(modules)}.",
+            f"mhprobe: there is no command {name!r}; {nearest(name, modules)}there are "
+            f"{', '.join(modules)}.",
             file=sys.stderr,
         )
         sys.exit(2)

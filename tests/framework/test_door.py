@@ -146,7 +146,8 @@ def test_an_unknown_command_is_answered_with_the_known_ones(capsys, monkeypatch)
     with pytest.raises(SystemExit) as left:
         door.main()
     assert left.value.code == 2
-    assert "train" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "did you mean train? there are" in error and "prune" in error
 
 
 @pytest.mark.slow

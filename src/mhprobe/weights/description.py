@@ -17,7 +17,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-from timm.models import build_model_with_cfg, create_model, is_model, model_entrypoint
+from timm.models import (
+    build_model_with_cfg,
+    create_model,
+    is_model,
+    list_models,
+    model_entrypoint,
+)
 from torch import nn
 
 from mhprobe.errors import UserError, nearest, quoted
@@ -108,7 +114,7 @@ def checked(description: Any, where: Path) -> dict[str, Any]:
     if not is_model(name):
         raise UserError(
             f"weights: {where}: backbone.name: expected the name of a timm model, got "
-            f"{quoted(name)}."
+            f"{quoted(name)}. {nearest(name, list_models())}".rstrip()
         )
     for key, value in description["backbone"].items():
         if key not in (*OURS, *Backbone.model_fields):

@@ -269,5 +269,27 @@ def test_a_name_of_the_hub_is_told_from_a_name_of_timm():
         UserError, match=r"'google/vit'; expected hf-hub:google/vit .*mhprobe\[transformers\]"
     ):
         build("google/vit")
-    with pytest.raises(UserError, match=r"'vit_tiniest'; close: convit"):
-        build("vit_tiniest")
+    with pytest.raises(UserError, match=r"'vit_of_nobody'; close: convit"):
+        build("vit_of_nobody")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("vit_smal_patch16_224", "vit_small_patch16_224"),
+        ("swin_tny_patch4_window7_224", "swin_tiny_patch4_window7_224"),
+        ("deit_small_patch16_225", "deit_small_patch16_224"),
+        ("VIT_small_patch16_224.augreg_in1k", "vit_small_patch16_224"),
+    ],
+)
+def test_a_misspelt_name_of_timm_is_answered_with_the_nearest(typed, meant):
+    with pytest.raises(UserError, match=rf"has no model '{typed}'; did you mean {meant}\?$"):
+        build(typed)
+
+
+def test_a_misspelt_training_of_timm_is_answered_with_the_nearest():
+    with pytest.raises(
+        UserError,
+        match=r"no weights 'augreg_in2k' of vit_base_patch16_224; did you mean augreg_in21k\? it has",
+    ):
+        build("vit_base_patch16_224.augreg_in2k")

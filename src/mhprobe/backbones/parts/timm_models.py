@@ -15,7 +15,7 @@ from torch import nn
 
 from mhprobe.backbones.parts.bounds import planned
 from mhprobe.backbones.parts.folders import held_in, read_config
-from mhprobe.errors import UserError, first_line, quoted, refusing
+from mhprobe.errors import UserError, first_line, nearest, quoted, refusing
 from mhprobe.io.readings import Reading
 
 LOCAL = "local-dir:"
@@ -48,7 +48,7 @@ def build(
     elsewhere = ":" in name  # hf-hub:owner/name, local-dir:folder
     if not elsewhere and not timm.is_model(name):
         raise UserError(
-            f"name: timm {timm.__version__} has no model {quoted(name)}; {_instead_of(name)}."
+            f"name: timm {timm.__version__} has no model {quoted(name)}; {_instead_of(name)}"
         )
     if conv_stem is not None:
         if not conv_stem or any(
@@ -106,6 +106,8 @@ def _failures_told(name: str, pretrained: bool, attn_head_dim: int | None) -> It
 def _unread(name: str, pretrained: bool, error: Exception) -> str:
     """Return the line for weights that timm could not fetch, would not load, or that do not fit."""
     elsewhere = ":" in name
+    if "Invalid pretrained tag" in str(error):
+        return _no_tag(name)
     if "weights_only" in str(error):
         return (
             f"backbone {name}: its weights are refused: they hold more than tensors, and loading "
@@ -178,10 +180,23 @@ def _instead_of(name: str) -> str:
             f"expected hf-hub:{name} if the hub has it for timm. A model of transformers is built "
             "in Python "
             "(pip install 'mhprobe[transformers]') and given to mhprobe.attach, see "
-            "docs/your_model.md"
+            "docs/your_model.md."
         )
-    kind = name.split(".")[0].split("_")[0]
-    return f"close: {', '.join(timm.list_models(f'*{kind}*')[:5]) or 'see timm.list_models()'}"
+    architecture = name.partition(".")[0]
+    if meant := nearest(architecture, timm.list_models()):
+        return meant.rstrip()
+    kind = architecture.split("_")[0]
+    return f"close: {', '.join(timm.list_models(f'*{kind}*')[:5]) or 'see timm.list_models()'}."
+
+
+def _no_tag(name: str) -> str:
+    """Return the line for a model of timm's with the tag of a training that timm does not know."""
+    architecture, _, tag = name.partition(".")
+    known = [of.partition(".")[2] for of in timm.list_pretrained(f"{architecture}.*")]
+    return (
+        f"name: timm {timm.__version__} has no weights {quoted(tag)} of {architecture}; "
+        f"{nearest(tag, known)}it has {', '.join(known[:5]) or 'none'}."
+    )
 
 
 def _not_there(name: str, error: BaseException) -> str:
