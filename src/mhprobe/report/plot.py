@@ -9,6 +9,7 @@ Each takes style="paper": as wide as one column of a printed page or two, no tex
 300 dots per inch. ``figure.savefig("heads.pdf", bbox_inches="tight")`` keeps that width.
 """
 
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 import torch
@@ -34,8 +35,9 @@ def heads(
     """Draw a square per head, blocks from input to output, with intervals and references of the values.
 
     values: of ``mhprobe.measure``, or (A,) numbers with their layout. Raises UserError for another
-    shape, or without a layout.
+    shape, without a layout, and for several measures.
     """
+    values = _one(values, "plot.heads", {"per_head"})
     if isinstance(values, Values):
         if values.kind != "per_head":
             raise UserError(
@@ -60,8 +62,9 @@ def heads(
 def pairs(values: Values, style: Style = "screen") -> Figure:
     """Draw similarities of heads, or layers: a matrix per layer, or one of all.
 
-    values: of a measure that compares. Raises UserError for one of single heads.
+    values: of a measure that compares. Raises UserError for one of single heads, and for several.
     """
+    values = _one(values, "plot.pairs", {"pairwise", "pairwise_layers"})
     draw = {"pairwise": pairwise.draw, "pairwise_layers": pairwise_layers.draw}.get(
         getattr(values, "kind", "")
     )
@@ -70,6 +73,25 @@ def pairs(values: Values, style: Style = "screen") -> Figure:
             "plot.pairs: expected the values of a measure that compares heads or layers, e.g. CKA."
         )
     return _styled(draw(values.heads, values.columns, values.label), style)
+
+
+def _one(values: Any, where: str, kinds: Collection[str]) -> Any:
+    """Return the values of one measure: of several in a dict the only one of ``kinds``.
+
+    Raises UserError where several or none are.
+    """
+    if not isinstance(values, Mapping):
+        return values
+    fit = [name for name, of in values.items() if getattr(of, "kind", "") in kinds]
+    if len(fit) == 1:
+        return values[fit[0]]
+    if not fit:
+        named = ", ".join(map(str, values)) or "none"
+        raise UserError(f"{where}: expected values that it can draw, got a dict of {named}.")
+    raise UserError(
+        f"{where}: expected one measure, got {len(fit)}: {', '.join(fit)}. "
+        f"Give values[{quoted(fit[0])}], or another of them."
+    )
 
 
 def curve(rows: Any, chance: float | None = None, style: Style = "screen") -> Figure:

@@ -251,6 +251,21 @@ def test_figures_for_paper_are_as_wide_as_its_columns_and_can_be_read(found):
     assert screen > ONE
 
 
+def test_of_several_measures_the_only_one_that_fits_is_drawn_or_they_are_named(found):
+    _, _, values = found
+    assert len([of for of in values.values() if of.kind == "per_head"]) == 1
+    drawn, same = mhprobe.plot.heads(values), mhprobe.plot.heads(values["gate_importance"])
+    assert len(drawn.axes) == len(same.axes)
+    twice = {**values, "again": values["gate_importance"]}
+    with pytest.raises(
+        mhprobe.UserError,
+        match=r"expected one measure, got 2: gate_importance, again\. Give values\['gate_importance'\]",
+    ):
+        mhprobe.plot.heads(twice)
+    with pytest.raises(mhprobe.UserError, match=r"got a dict of gate_importance"):
+        mhprobe.plot.pairs({"gate_importance": values["gate_importance"]})
+
+
 def test_what_cannot_be_drawn_is_said(found):
     _, loader, values = found
     for draw, reason in (
