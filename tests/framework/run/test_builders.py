@@ -15,6 +15,7 @@ import mhprobe.probe
 import mhprobe.train
 import runs
 from mhprobe.framework.run import builders
+from mhprobe.framework.run.schema import check
 from mhprobe.measures.gate_importance import GateImportance
 from mhprobe.scoring.parts.tally import Tally
 
@@ -51,6 +52,30 @@ def test_a_file_that_is_not_there_is_missed_before_images_are_decoded(key, tmp_p
         builders.data(runs.checked("train", f"{key}=nowhere.safetensors"))
     with pytest.raises(AssertionError, match="images first"):  # negative control
         builders.data(runs.checked("train"))
+
+
+def test_missing_weights_and_missing_data_are_named_together_before_either_is_read(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(builders, "prepared", lambda *_: "images")
+    absent = tmp_path / "archive.tar"
+    data = ["data=cifar10", f"data.root={absent}"]
+    both = rf"^weights: no file nowhere\.ckpt\. .*data\.root: {absent} does not exist\."
+    with pytest.raises(mhprobe.UserError, match=both):
+        builders.data(runs.checked("probe", "weights=nowhere.ckpt", *data))
+    with pytest.raises(mhprobe.UserError, match=rf"which trained network\?.* data\.root: {absent}"):
+        runs.checked("probe", "weights=null", *data)
+    with pytest.raises(mhprobe.UserError, match=rf"which trained network\?.* data\.root: {absent}"):
+        check("probe", runs.composed("probe", *data))  # weights=???, as nobody typed them
+    absent.touch()  # the control: data that are there are not named
+    with pytest.raises(mhprobe.UserError) as error:
+        builders.data(runs.checked("probe", "weights=nowhere.ckpt", *data))
+    assert "data.root" not in str(error.value)
+    two = ["weights=nowhere.ckpt", "optim.teacher=gone.ckpt"]
+    with pytest.raises(
+        mhprobe.UserError, match=r"weights: no file .* optim\.teacher: no file gone"
+    ):
+        builders.data(runs.checked("train", *two))
 
 
 @pytest.mark.parametrize("key", ["weights", "optim.teacher"])

@@ -27,7 +27,7 @@ from mhprobe.framework.run.construct import construct, explained, keyed, refuse_
 from mhprobe.framework.run.jobs import rank
 from mhprobe.framework.run.quiet import quiet
 from mhprobe.framework.run.resume import facts
-from mhprobe.framework.run.schema import Config, refuse_without_classifier
+from mhprobe.framework.run.schema import Config, absent_data, refuse_without_classifier
 from mhprobe.framework.run.sections import network
 from mhprobe.framework.run.wing import pages
 from mhprobe.framework.training.checkpoints import (
@@ -76,9 +76,15 @@ def data(cfg: Config) -> ImageData:
         "optim.teacher": (cfg.optim and cfg.optim.teacher, saved),
         "gates.mask": (cfg.gates.mask, "a table of heads with a column kept"),
     }
-    for key, (file, what) in named.items():
-        if file is not None and not Path(str(file)).is_file():
-            raise UserError(f"{key}: no file {file}. Give {what}.")
+    missing = [
+        f"{key}: no file {file}. Give {what}."
+        for key, (file, what) in named.items()
+        if file is not None and not Path(str(file)).is_file()
+    ]
+    if missing:  # data beside them, so that both can be mended at once
+        sets: dict[str, Any] = {"data": cfg.data, "probe.also_on": cfg.probe and cfg.probe.also_on}
+        sets["evidence.second"] = cfg.evidence and cfg.evidence.second
+        raise UserError(" ".join([*missing, *absent_data(sets)]))
     if cfg.data.get("batch_size") != "auto":
         return prepared(cfg.data, "data")
     if cfg.command != "train":

@@ -29,7 +29,7 @@ from mhprobe.errors import UserError, quoted
 from mhprobe.framework.run.jobs import rank
 from mhprobe.framework.run.quiet import quiet
 from mhprobe.framework.run.shortage import explained
-from mhprobe.io.progress import screen
+from mhprobe.io.progress import announce, screen
 from mhprobe.io.stopping import Stopped, handle, listen, outlive_readers, stop
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ def run(
             "off" if rank() else checked.progress
         )  # of several processes the first has the screen
         with explained(checked), screen(f"mhprobe.{task} {checked.name}", shown, checked.verbose):
+            announce([f"mhprobe.{task} begins; results go to {folder}"])  # imports take seconds
             with _importing():
                 command = module(task)
             command.run(checked, folder)

@@ -1,7 +1,7 @@
 """Schema of the configuration: types and rules across fields; parts with a ``_target_`` check themselves."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast, get_args
 
@@ -304,8 +304,9 @@ def _some_curve(cfg: Config) -> str | None:
 
 def _trained(cfg: Config) -> str | None:
     untrained = cfg.weights is None and cfg.optim is None and not comes_with_weights(cfg.backbone)
-    # prune refuses by a message of its own
-    return _missing("weights") if untrained and cfg.command not in ("fetch", "prune") else None
+    if not untrained or cfg.command in ("fetch", "prune"):  # prune has a message of its own
+        return None
+    return " ".join([_missing("weights"), *absent_data({"data": cfg.data})])
 
 
 def _classes(cfg: Config) -> str | None:
@@ -379,6 +380,19 @@ def refuse_absent_folders(cfg: Config) -> None:
             )
 
 
+def absent_data(parts: Mapping[str, Any]) -> list[str]:
+    """Return a line for each data set whose folder or archive is not there.
+
+    parts: sections of data sets by their keys; None for one that is not asked for.
+    """
+    lines = []
+    for key, part in parts.items():
+        root = (part or {}).get("root")
+        if root is not None and not Path(str(root)).expanduser().exists():
+            lines.append(f"{key}.root: {root} does not exist. Give a folder or an archive.")
+    return lines
+
+
 def check(command: str, cfg: DictConfig) -> Config:
     """Return the composed configuration, checked.
 
@@ -408,7 +422,8 @@ def _plain(cfg: DictConfig) -> dict[str, Any]:
     try:
         plain: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
     except MissingMandatoryValue as error:
-        raise UserError(_missing(str(error.full_key))) from None
+        data = {"data": OmegaConf.select(cfg, "data", throw_on_missing=False)}
+        raise UserError(" ".join([_missing(str(error.full_key)), *absent_data(data)])) from None
     except InterpolationKeyError as error:
         reason = str(error.msg).splitlines()[0].rstrip(".")
         raise UserError(f"{error.full_key}: {reason}; choose the option that has it.") from None
