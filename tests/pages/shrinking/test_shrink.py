@@ -86,6 +86,8 @@ def test_terminal_page_and_numbers_say_the_same(made):
     assert f"{100 * numbers['random/accuracy']:.2f}" in page
     assert all(f"{numbers[f'{row}/flops']:,}" in page for row in ("dense", "shrunk", "random"))
     assert "at batch 16" in page and "ONNX" in page
+    guesses = numbers["dense/low"] <= 0.1
+    assert ("not told apart from guessing" in page) == guesses == ("guessing" in said)
 
 
 def test_what_random_heads_cost_is_of_the_same_target_and_images(made):
@@ -196,6 +198,14 @@ def test_too_few_photographs_are_counted(tmp_path, capsys):
     (folder / "a.png").unlink()
     assert command.main([*words, "--out", str(tmp_path / "out")]) == 2
     assert "has no photographs" in capsys.readouterr().err
+
+
+def test_a_data_set_that_cannot_be_read_is_named_as_the_option(tmp_path, capsys):
+    (tmp_path / "data" / "train" / "a").mkdir(parents=True)
+    words = [str(saved(tmp_path)), "--flops", ".5", "--data", str(tmp_path / "data")]
+    assert command.main([*words, "--out", str(tmp_path / "out")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("mhprobe shrink: --data: ") and "train/<class>" in line
 
 
 def test_an_elastic_file_and_a_network_of_features_are_refused(tmp_path, capsys):

@@ -18,6 +18,7 @@ from mhprobe.weights.hub import PREFIX
 
 LEAST = 50  # images that choose, and as many that judge: of fewer an interval is over 5 points wide
 NAMED = {"digits": Digits, "scenes": Scenes}  # data sets that need no file
+OF_SETTINGS = "root=<archive or folder you have> or data=digits"  # what to do, for a run
 UNUSED = 0.02  # share of photographs for validation, which nothing here asks for
 BATCH = 32  # images of a batch in training
 
@@ -84,8 +85,12 @@ def images_of(asked: Asked, description: Mapping[str, Any], cache: str | Path) -
     )
     spec = {key: tuple(description["input"][key]) for key in ("size", "mean", "std")}
     data.spec = InputSpec(**spec)
-    data.prepare_data()
-    data.setup()
+    try:
+        data.prepare_data()
+        data.setup()
+    except UserError as error:  # a source says what is of its settings
+        text = str(error).removeprefix("root: ").replace(OF_SETTINGS, "--data <archive or folder>")
+        raise UserError(f"--data: {text}") from error
     theirs = description["class_names"]
     if not data.unlabelled and (differ := other_classes(theirs, data.class_names)):
         raise UserError(

@@ -69,8 +69,11 @@ def _accuracy(shrunk: Shrunk) -> str:
             "The photographs have no labels: the whole network's own classes stand in for them, "
             f"and {right} is {_percent(after)}."
         )
-    seen = " Test images chose heads of these weights, so both are too good."
-    seen = seen if shrunk.pruned.optimistic else ""
+    seen = ""
+    if shrunk.pruned.optimistic:
+        seen = " Test images chose heads of these weights, so both are too good."
+    if before.low <= 1 / shrunk.data.num_classes:
+        seen += " The whole network is not told apart from guessing, so this says little."
     return (
         f"The whole network has {_percent(before)} test {right}, the smaller one {_percent(after)}, "
         f"without any training after the removal.{seen}"
