@@ -12,9 +12,14 @@ import mhprobe
 import mhprobe.prune
 import runs
 from mhprobe.framework.run import builders
+from mhprobe.masking.knapsack import Knapsack, packed
+from mhprobe.measures.fisher import Fisher
+from mhprobe.pruning.elastic import described, mask_at
+from mhprobe.pruning.on_path import OnPath, within
 from mhprobe.stats.promise import kept_promise
 from mhprobe.weights.checkpoint import as_json
 from mhprobe.weights.hub import save_for_hub
+from models import tiny_vit
 
 ELASTIC = (
     "gates.units=[head,neuron]",
@@ -204,3 +209,52 @@ def test_budgets_of_other_files_and_out_of_reach_are_refused(trained, tmp_path):
     )
     with pytest.raises(mhprobe.UserError, match="expected an elastic file"):
         mhprobe.load(tmp_path / "again" / "pruned.safetensors", flops=0.5)
+
+
+def test_each_option_of_an_elastic_file_decides_which_units_go():
+    """The same scores give another network where a file ignores one of its options."""
+    model = tiny_vit(depth=3)
+    layout = mhprobe.attach(model, units={"head", "neuron"}).layout
+    random = torch.Generator().manual_seed(0)
+    scores = torch.rand(layout.num_heads, generator=random, dtype=torch.float64)
+    scores *= torch.cat(
+        [torch.full((site.num_heads,), 4.0**number) for number, site in enumerate(layout.sites)]
+    )
+    limits = {"exclude_layers": [], "min_heads_per_layer": 0}
+    base = {"compete": "all", "normalize": "none", "multiple": 1}
+    masks = {}
+    for changed in (
+        {},
+        {"compete": "group"},
+        {"compete": "layer"},
+        {"normalize": "layer"},
+        {"compete": "group", "multiple": 4},
+    ):
+        options = {**base, **changed}
+        elastic = {
+            "units": ["head", "neuron"],
+            "step": "head",
+            "scores": scores.tolist(),
+            **limits,
+            **options,
+        }
+        units = within(model, {"flops": 0.7}, multiple=options["multiple"])
+        expected = packed(scores, units, layout, None, **options).masks()[-1]
+        got = mask_at(model, elastic, {"flops": 0.7})
+        assert torch.equal(got, expected), changed
+        masks[str(changed)] = tuple(got.tolist())
+    assert len(set(masks.values())) == len(masks)  # no option is without effect
+
+
+def test_an_elastic_file_is_written_with_the_options_of_its_order():
+    options = {"compete": "group", "normalize": "layer", "multiple": 2}
+    source = OnPath(
+        Knapsack(Fisher, **options),
+        target={"flops": 0.5},
+        exclude_layers=[1],
+        min_heads_per_layer=2,
+    )
+    layout = mhprobe.attach(tiny_vit()).layout
+    written = described(source, torch.ones(layout.num_heads), layout)
+    assert {name: written[name] for name in options} == options
+    assert (written["exclude_layers"], written["min_heads_per_layer"]) == ([1], 2)

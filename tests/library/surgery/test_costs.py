@@ -112,3 +112,21 @@ def test_a_machine_that_slows_down_slows_the_whole_pass_as_much_as_its_layers(mo
         torch.testing.assert_close(
             torch.tensor(row) / seconds, torch.tensor([0.15, 0.05]), rtol=1e-6, atol=0
         )
+
+
+def test_what_a_width_costs_is_a_line_between_one_unit_and_all_but_one():
+    """A module without units loses what they share, and the whole one may be of another class."""
+    model = tiny_vit()
+    layout = mhprobe.attach(model).layout
+    names = [site.name for site in layout.sites]
+    heads = layout.sites[0].num_heads
+    of_width = {0: 1.0, 1: 40.0, heads - 1: 50.0, heads: 90.0}
+
+    def count(smaller: torch.nn.Module) -> list[float]:
+        return [of_width[getattr(smaller.get_submodule(name), "num_heads", 0)] for name in names]
+
+    for got in costs._by_width(model, layout, count):
+        assert {width: got[width] for width in of_width} == of_width
+        between = [got[width + 1] - got[width] for width in range(1, heads - 1)]
+        assert between == pytest.approx([10.0 / (heads - 2)] * (heads - 2))
+        assert got[1] - got[0] > 3 * between[0] < got[heads] - got[heads - 1]  # no single line

@@ -411,3 +411,45 @@ def test_a_function_that_is_marked_is_a_rule(monkeypatch):
         lambda facts: Sentence(f"There are {facts.layout.num_heads} heads.")
     )
     assert "There are 2 heads." in [each.text for each in sentences(known)]
+
+
+def test_a_sink_whose_role_is_not_known_is_not_told():
+    """All its attention on one token is no sink before it is clear what the head does with it."""
+
+    def told(*roles: float):
+        known = by_hand(torch.tensor([0.9, 0.8, 0.9, 0.8]), 0.01)
+        table = {**known.measures["sinks"], "role": torch.tensor(roles)}
+        return tell("sinks", known._replace(measures={**known.measures, "sinks": table}))
+
+    assert told(0, 0, 0, 0) is None
+    assert told(0, 2, 0, 1).heads == (1, 3)
+    assert set(told(1, 2, 2, 1).heads) == {0, 1, 2, 3}
+
+
+def test_a_head_is_global_by_the_whole_image_that_it_could_look_at():
+    """Stages differ in pixels: the farthest look in pixels may be a near one for its grid."""
+    known = by_hand(torch.tensor([9.5, 17.0, 9.9, 19.0]), 10.0)
+    table = {
+        **known.measures["attention_distance"],
+        "whole": torch.tensor([10.0, 20.0, 10.0, 20.0]),
+        "uniform": torch.tensor([10.0, 17.0, 10.0, 19.0]),  # of a window
+    }
+    told = tell("far", known._replace(measures={**known.measures, "attention_distance": table}))
+    assert told.heads == (2, 0, 3)  # by share, .99, .95 and .95; in pixels it would be 3, 2, 0
+    assert "look more than 90 % as far" in told.text and "even attention 10" in told.text
+
+
+def test_twins_write_more_alike_than_chance():
+    """Outputs with a CKA of .6 are alike, but not where heads of other images reach as much."""
+
+    def told(null: float):
+        pairs = {name: torch.full((2, 2), 0.1) for name in ENDS}
+        outputs = {name: torch.full((2, 2), 0.6) for name in ENDS}
+        measures = {
+            "js_distance": {**pairs, "null": torch.ones(2, 2)},
+            "cka": {**outputs, "null": torch.full((2, 2), null)},
+        }
+        return tell("twins", Facts(layout_of(2), 12, measures, {}, {}))
+
+    assert told(0.59).heads == (0, 1)
+    assert told(0.6) is None and told(0.7) is None
