@@ -16,7 +16,7 @@ import mhprobe
 import runs
 from mhprobe import shrink as command
 from mhprobe.backbones import build
-from mhprobe.pages.shrinking import recipe
+from mhprobe.pages.shrinking import recipe, sentences
 from mhprobe.surgery.costs import count_flops
 from mhprobe.surgery.speed import speed_table
 from mhprobe.weights.checkpoint import save_weights
@@ -81,6 +81,10 @@ def test_terminal_page_and_numbers_say_the_same(made):
     if round(lower, 1) < 0:
         way = f"{-lower:.1f} points higher ({-high:.1f} to {-low:.1f})"
     fast = f"{numbers['batch_1/speedup']:.2g} times as fast at batch 1"
+    slowest = numbers["batch_1/speedup_low"]
+    if slowest <= 1:
+        ends = f"{slowest:.2g} to {numbers['batch_1/speedup_high']:.2g} times"
+        fast = f"not shown to be faster at batch 1 ({ends})"
     assert first == f"small at half the FLOPs: {way} on 70 test images; {fast}."
     assert first in page and numbers["shrunk/images"] == 70
     assert f"{100 * numbers['random/accuracy']:.2f}" in page
@@ -148,6 +152,17 @@ def test_the_command_of_the_docs_can_be_typed(page):
     block = re.search(r"<!-- shrink -->\n```bash\nmhprobe shrink (.*?)\n```", text, re.S)[1]
     options = command.parser().parse_args(block.split())
     assert command.target_of(options) == ("flops", 0.5) and options.data
+
+
+@pytest.mark.parametrize("low", [0.9, 1.0, 1.1])
+def test_a_speed_whose_interval_reaches_1_is_not_called_faster(low):
+    row = {"batch": 1, "speedup": 1.3, "speedup_low": low, "speedup_high": 1.6}
+    says = sentences.faster(row)
+    assert says == (
+        "1.3 times as fast at batch 1"
+        if low > 1
+        else f"not shown to be faster at batch 1 ({low:.2g} to 1.6 times)"
+    )
 
 
 BAD = {

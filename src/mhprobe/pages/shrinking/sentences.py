@@ -34,8 +34,15 @@ def first(shrunk: Shrunk) -> str:
     lost = f"{points(shrunk.after)} on {images}"
     if shrunk.pruned.scored != LABELS:
         lost = f"another class than the whole network's for {_other(shrunk.after)} of {images}"
-    fast = f"{row['speedup']:.2g} times as fast at batch 1"
-    return f"{shrunk.network.name} at {share_words(shrunk)}: {lost}; {fast}."
+    return f"{shrunk.network.name} at {share_words(shrunk)}: {lost}; {faster(row)}."
+
+
+def faster(row: dict[str, Any]) -> str:
+    """Say how much faster a row of ``speed_table`` is, if its whole interval lies above 1."""
+    if row["speedup_low"] > 1:
+        return f"{row['speedup']:.2g} times as fast at batch {row['batch']}"
+    ends = f"{row['speedup_low']:.2g} to {row['speedup_high']:.2g} times"
+    return f"not shown to be faster at batch {row['batch']} ({ends})"
 
 
 def points(row: Stage) -> str:
@@ -55,6 +62,10 @@ def _other(row: Stage) -> str:
 
 def _noun(shrunk: Shrunk) -> str:
     return "photographs" if shrunk.data.unlabelled else "test images"
+
+
+def _chosen(shrunk: Shrunk) -> str:
+    return "photograph" if shrunk.data.unlabelled else "training image"
 
 
 def told(shrunk: Shrunk) -> list[str]:
@@ -136,7 +147,7 @@ def cost(shrunk: Shrunk) -> list[str]:
         why = f"below {SURGERY} of the cost, where docs/prunebench.md found it best"
     return [
         f"Heads and neurons went by {BY[shrunk.order]} per cost ({why}), on "
-        f"{counted(shrunk.images, 'training image')}; the same images repaired the layers by least "
+        f"{counted(shrunk.images, _chosen(shrunk))}; the same images repaired the layers by least "
         "squares, without training.",
         f"It took {duration(sum(shrunk.seconds.values()))}: {', '.join(pieces)}.",
         f"Before the repair the pruned network's logits {_apart(shrunk.pruned.difference)} the masked "
