@@ -433,7 +433,8 @@ def test_a_network_that_is_too_large_for_a_page_is_chosen_from_the_file_beside_i
 def test_what_cannot_be_live_is_a_line_and_no_page(tmp_path, monkeypatch):
     model = tiny_vit(num_classes=0)
     attach(model)
-    images, labels = torch.zeros(3, 3, 16, 16, dtype=torch.uint8), torch.zeros(3)
+    images = torch.zeros(3, 3, 16, 16, dtype=torch.uint8)
+    labels = torch.zeros(3, dtype=torch.long)
     with pytest.raises(UserError, match="logits of the classes"):
         keep(tmp_path, model, images, labels, CLASSES, [], SPEC)
     monkeypatch.setattr("mhprobe.pages.beside.MOST", 1000)

@@ -471,6 +471,10 @@ def of_pruned(pruned: Pruned, layout: HeadLayout) -> dict[str, Result]:
             for n in ("heads", "neurons", "parameters", "flops")
             if n in names
         },
+        **{
+            f"prune/{n}": getattr(last, n)  # from the dense network, on the same images
+            for n in ("difference", "difference_low", "difference_high")
+        },
         "prune/largest_difference": pruned.difference,
         f"test/{pruned.scored.metric}": last.accuracy,
         "test/loss": last.loss,

@@ -19,17 +19,33 @@ KEEPS = {"removed": "pruning keeps", "closed": "the learned gates keep"}
 
 
 def result(run: Run, heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list[str]:
-    """Return a headline, then sentences with numbers and intervals."""
-    text = masked(run, len(heads))
-    text += [*_can_go(run, len(heads)), *_missed(heads, measures)]
-    text += [
+    """Return sentences with numbers and intervals, first of all what the run was asked.
+
+    That is the masked network, the pruned network, what half of the heads cost, verdicts on claims,
+    the best method, or the faithfulness of maps; of a run that only measured, the extreme heads.
+    """
+    answer = [
+        *masked(run, len(heads)),
+        *_pruned(run),
+        *_can_go(run, len(heads)),
+        *_missed(heads, measures),
         *findings(run.rows("claims")),
+        *best_methods(run.rows("ranking")),
+        *_maps(run),
+    ]
+    shown = measures[0 if answer else opening(measures)] if measures else None
+    extremes = _extremes(heads, shown) if shown else []
+    if not answer:
+        answer, extremes = extremes, []
+    text = [
+        *answer,
         *_accuracy(run),
         *_masking(run, heads),
         *_promise(run, len(heads)),
+        *_kept(run),
+        *_speed(run),
+        *extremes,
     ]
-    text += [*_kept(run), *_speed(run), *_maps(run), *best_methods(run.rows("ranking"))]
-    text += _extremes(heads, measures[0]) if measures else []
     return text or ["No accuracy was measured: see the figures and tables."]
 
 
@@ -286,9 +302,10 @@ class _Half(NamedTuple):
 def half(run: Run, heads: int) -> _Half | None:
     """Return half of the heads of a run with searched masking curves, chosen and judged.
 
-    None without such curves, and for a run that was asked for one step of them.
+    None without such curves, and for a run that was asked for one step of them, or for a pruned
+    network.
     """
-    if run.of_step:
+    if run.of_step or run.rows("stages"):
         return None
     lines = {(line["curve"], line["split"]): line for line in atlas.lines(run)}
     chosen_on = {
@@ -462,6 +479,31 @@ def _promise(run: Run, heads: int) -> list[str]:
         f"{going} can go with the promise, of {100 * numbers['confidence']:g} % confidence, that "
         f"{end}"
     ]
+
+
+def _pruned(run: Run) -> list[str]:
+    """Return what the pruned network can do beside the dense one, if the run pruned."""
+    if not (rows := run.rows("stages")):
+        return []
+    first, last = rows[0], rows[-1]
+    left = [
+        f"{last[f'{kind}s']:,} of {counted(first[f'{kind}s'], kind)}"
+        for kind in KINDS
+        if last.get(f"{kind}s") is not None and first.get(f"{kind}s") is not None
+    ]
+    kept = f"With {' and '.join(left)} left" if left else "Pruned"
+    text = f"{kept} test {atlas.scored(run, 'stages')} is {interval(last)}"
+    if None not in [last.get(name) for name in ("difference", "difference_low", "difference_high")]:
+        lower = last["difference"] <= 0
+        ends = [100 * last[name] for name in ("difference_low", "difference_high")]
+        low, high = (0 - ends[1], 0 - ends[0]) if lower else ends
+        text += (
+            f", {abs(100 * last['difference']):.1f} points {'below' if lower else 'above'} the "
+            f"dense network ({low:.1f} to {high:.1f}, paired)"
+        )
+    if last.get("p", 1) is None:
+        text += "; the same images chose the heads, which flatters it"
+    return [f"{text}."]
 
 
 def _kept(run: Run) -> list[str]:
