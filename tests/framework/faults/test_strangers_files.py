@@ -238,7 +238,8 @@ def test_answers_of_any_shape_are_taken_refused_or_asked_again(answers, about, c
     teacher.file, teacher.logits = "file", torch.zeros(0, 2)
     with tempfile.TemporaryDirectory() as folder:
         teacher.shipped = Path(folder) / "m.answers"
-        whole = packed(answers, {"teacher": "file", "images": "images"} | about)
+        apart = {key: of.clone() for key, of in answers.items()}  # a file keeps none twice
+        whole = packed(apart, {"teacher": "file", "images": "images"} | about)
         teacher.shipped.write_bytes(whole[:cut])
         with Bounded():
             logits = teacher._shipped(Small())
