@@ -19,7 +19,7 @@ from timm.models import is_model_pretrained
 from torch import Tensor, nn
 
 from mhprobe.backbones import backbone_of, channels_of, layout_of, refuse_no_model, unwrapped
-from mhprobe.errors import UserError, quoted, refuse_misfits
+from mhprobe.errors import UserError, first_line, quoted, refuse_misfits, refusing, short
 from mhprobe.recording.outputs import logits_of
 from mhprobe.weights.checkpoint import load_weights, save_weights
 from mhprobe.weights.description import checked, for_timm
@@ -77,7 +77,10 @@ def save(
     given = {"path": path, "backbone": backbone, "class_names": class_names, "made": made}
     refuse_misfits(save, given, "save")
     refuse_no_model("save", model)
-    place = Path(path).expanduser()
+    unwritable = f"save: {short(str(path), 100)} cannot be written"
+    kinds = (OSError, ValueError, RuntimeError)  # a full disk, a name that is none, no such user
+    with refusing(lambda error: f"{unwritable} ({first_line(error)}).", kinds):
+        place = Path(path).expanduser()
     if place.suffix not in ("", ".safetensors"):
         raise UserError(
             f"save: path: expected a .safetensors file or a folder, got {quoted(str(path))}."
@@ -85,8 +88,9 @@ def save(
     file = place if place.suffix else place / FILE
     about = {key: value for key, value in given.items() if value is not None and key != "path"}
     description = described(model, about, "save")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    save_weights(_of_timm(model, "save"), file, description)
+    with refusing(lambda error: f"{unwritable} ({first_line(error)}).", kinds):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_weights(_of_timm(model, "save"), file, description)
     return file
 
 

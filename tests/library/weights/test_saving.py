@@ -125,3 +125,11 @@ def test_what_is_no_network_of_timm_is_called_what_it_is(model, says, tmp_path):
 def test_a_path_of_another_kind_is_refused(path, tmp_path):
     with pytest.raises(mhprobe.UserError, match=r"save.*path"):
         mhprobe.save(vit(), path if not isinstance(path, str) else tmp_path / path)
+
+
+@pytest.mark.parametrize(
+    "path", ["a\0b", "x" * 300, "/proc/none/model.safetensors", "~nobody_here/a"]
+)
+def test_a_place_that_cannot_be_written_is_named(path):
+    with pytest.raises(mhprobe.UserError, match=r"save: .* cannot be written"):
+        mhprobe.save(vit(), path)
