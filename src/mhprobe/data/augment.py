@@ -135,8 +135,14 @@ def normalise(
 ) -> Tensor:
     """(B, 3, h, w) uint8 -> (B, 3, *size) float32: resized (bicubic, antialiased), then (x / 255 - mean) / std.
 
-    Of images of another shape the middle is taken, so that a disc stays round.
+    Of images of another shape the middle is taken, so that a disc stays round. UserError for images
+    of another number of channels than ``mean`` and ``std``.
     """
+    if {len(mean), len(std)} != {images.shape[-3]}:
+        raise UserError(
+            f"images: expected {len(mean)} channels, as the network takes, got {images.shape[-3]}. "
+            "Give images of as many."
+        )
     pixels = middle(images, size).to(torch.float32)
     if tuple(images.shape[-2:]) != tuple(size):
         # bicubic overshoots at edges; like PIL, clip to what a pixel can be

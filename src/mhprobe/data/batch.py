@@ -95,11 +95,42 @@ def images_and_labels(item: Any, label: str | None = None) -> tuple[Tensor, Tens
     without = not labels or labels[0] is None
     if stacked is None or not (without or numbers is not None):
         raise UserError(_unknown(item))
-    if isinstance(item, Mapping) and numbers is None:
-        _refuse_other_keys(item, stacked)
+    if isinstance(item, Mapping):
+        _refuse_several(item, stacked, names)
+        if numbers is None:
+            _refuse_other_keys(item, stacked)
     if numbers is not None and numbers.dim() != 1:
         raise UserError(_another_form(item, stacked, numbers, names))
     return stacked, numbers
+
+
+def _refuse_several(item: Mapping[Any, Any], images: Tensor, labels: Sequence[str]) -> None:
+    """Raise UserError for a dict in which two known keys hold other images, or other labels."""
+    there = {key: _stacked(item[key]) for key in (*IMAGES, *labels) if key in item}
+    seen = {
+        key: of
+        for key, of in there.items()
+        if key in IMAGES and of is not None and of.dim() == images.dim()
+    }
+    numbers = {
+        key: of
+        for key, of in there.items()
+        if key in labels and of is not None and of.shape[:1] == images.shape[:1]
+    }
+    for what, found in (("images", seen), ("labels", numbers)):
+        first, others = next(iter(found), ""), [*found][1:]
+        if other := next((key for key in others if not _alike(found[first], found[key])), None):
+            todo = f"label={quoted(first)} or label={quoted(other)}"
+            if what == "images":
+                todo = f"batch=lambda item: (item[{quoted(other)}], item[...])"
+            raise UserError(
+                f"loader: {what}: expected one key with them, got {quoted(first)} and "
+                f"{quoted(other)}, which differ. Say which: {todo}."
+            )
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and bool((one == other).all())
 
 
 def _refuse_other_keys(item: Mapping[Any, Any], images: Tensor) -> None:

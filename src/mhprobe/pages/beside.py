@@ -133,6 +133,11 @@ def keep(
     (N,) int64. classes: names; numbers if empty. spec: size, mean and std. beside: True if the page
     can ask. UserError for a network that gives features, is too large, or cannot be exported.
     """
+    if len(spec["mean"]) != 3:
+        raise UserError(
+            "live: expected a network that takes images of 3 channels, got one that takes "
+            f"{len(spec['mean'])}."
+        )
     pixels = middle(images.cpu(), spec["size"])
     if tuple(pixels.shape[-2:]) != tuple(spec["size"]):  # rounded, for page and torch alike
         pixels = interpolate(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import attach, backbone_of, input_spec, refuse_no_model
+from mhprobe.backbones import attach, backbone_of, refuse_no_model
 from mhprobe.data.augment import grey, normalise
 from mhprobe.data.decoding import levels_given
 from mhprobe.data.photos import listed
@@ -23,7 +23,7 @@ from mhprobe.pages.looking.photographs import Photographs, masks, photographs
 from mhprobe.pages.looking.seen import Form, all_packed, described
 from mhprobe.recording.looks import visible
 from mhprobe.report.runs.facts import write_facts
-from mhprobe.weights.normalisation import Numbers
+from mhprobe.weights.normalisation import Numbers, seen_by
 
 if TYPE_CHECKING:
     from mhprobe.pages.looking.sentences import Sentence
@@ -246,7 +246,7 @@ def live(
             labels,
             class_names or (),
             titles,
-            input_spec(backbone),
+            seen_by(backbone, None, None, "live")[0],
             beside=False,
         )
         (folder / "metrics.json").write_text("{}")

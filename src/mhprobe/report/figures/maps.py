@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from mhprobe.data.augment import in_colours
 from mhprobe.heads import HeadLayout
 from mhprobe.report.figures import captioned, style
 from mhprobe.report.figures.style import COLOURS, Axes, Figure
@@ -251,7 +252,8 @@ def kernels(patterns: Tensor, share: Tensor) -> Figure:
         for number, (axes, first, _) in enumerate(places):
             pattern = patterns.flatten(0, 1)[number]
             picture = 0.5 + 0.5 * pattern / pattern.abs().max().clamp(min=1e-12)
-            style.tile(axes, picture.permute(1, 2, 0).numpy(), interpolation="nearest")
+            shown, _ = in_colours(picture)
+            style.tile(axes, shown.permute(1, 2, 0).numpy(), interpolation="nearest")
             axes.set_xlabel(f"{100 * share.flatten()[number]:.0f} %", labelpad=1, fontsize=6.5)
             if first:
                 style.name_beside(axes, f"head {number // count}")
