@@ -151,7 +151,7 @@ def test_each_draw_of_validation_images_chooses_an_order_of_its_own(made, monkey
 def test_more_draws_than_validation_images_are_refused():
     assert sum(map(len, positions_of(23, 5, 100))) == 20
     assert [len(part) for part in positions_of(50, 5, 3)] == [3] * 5
-    with pytest.raises(UserError, match=r"evidence\.draws: 5 draws .* of 4 validation images"):
+    with pytest.raises(UserError, match=r"^draws: 5 draws .* of 4 validation images"):
         positions_of(4, 5, 100)
 
 

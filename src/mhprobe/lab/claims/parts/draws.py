@@ -30,8 +30,8 @@ def positions_of(images: int, draws: int, most: int) -> list[Tensor]:
     size = min(most, images // draws)
     if not size:
         raise UserError(
-            f"evidence.draws: {draws} draws that share no image cannot be taken of {images} "
-            "validation images. Give more images (data.limit_val), or fewer draws."
+            f"draws: {draws} draws that share no image cannot be taken of {images} validation images. "
+            "Give more images, or fewer draws."
         )
     shuffled = torch.randperm(images, generator=torch.Generator().manual_seed(0))
     return [part.sort().values for part in shuffled[: size * draws].split(size)]
