@@ -331,6 +331,14 @@ def test_the_grid_that_old_positions_are_read_as_is_named(tmp_path, caplog):
     assert (
         "pos_embed (1, 17, 24) is resampled to (1, 33, 24), read as a grid of 4 x 4" in caplog.text
     )
+    same = tiny_vit()  # as many patches, 4 x 4: only their number is in the file
+    load_foreign(same, path, WHERE)
+    reading = same.readings["positions"]
+    assert reading.guess and reading.taken == "read as a grid of 4 x 4"
+    few = tiny_vit(img_size=8)  # 2 x 2, which no other grid has
+    torch.save(few.state_dict(), path)
+    load_foreign(few, path, WHERE)
+    assert "positions" not in few.readings
 
 
 def test_names_of_another_library_are_called_what_they_are(tmp_path):
