@@ -16,11 +16,13 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, written
 from mhprobe.measures.base import counts, mean_of, sums
+from mhprobe.measures.parts.functions import FUNCTIONS
 from mhprobe.measures.parts.image_sums import MeanOverImages
 from mhprobe.measures.parts.places import OfAttention, Piece, real_tokens, shares, where_site
 from mhprobe.stats.intervals import SHARE
 
-GIVES, QUIET = 0.5, 0.25  # of a query's attention; of the median head's write
+GIVES = 0.5  # of a query's attention, at least
+QUIET = FUNCTIONS["no-op"].limit  # of the median head's write, less than
 
 
 class Sinks(OfAttention, MeanOverImages):
@@ -123,5 +125,5 @@ class Sinks(OfAttention, MeanOverImages):
             ),
             "write": write,
             "common": self.shared / self.images,
-            "role": torch.where(sink >= 0.5, role, 0),
+            "role": torch.where(sink >= FUNCTIONS["sink"].limit, role, 0),
         }

@@ -418,7 +418,7 @@ def _(effect, random):
     )
     ones = torch.ones(HEADS)
     tables = {
-        "position": {"positional": named.double()},
+        "position": {"value": named.double()},
         "token_kinds": {"cls": 0 * ones},
         "attention_distance": {"value": ones, "uniform": ones, "whole": ones},
     }

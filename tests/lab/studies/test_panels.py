@@ -223,7 +223,7 @@ def test_the_bins_of_a_hard_concrete_gate_hold_what_is_drawn():
 def test_a_head_may_have_several_functions_and_objects_are_one_where_there_are_masks():
     layout = HeadLayout((HeadSite("a", 0, 0, 4, 3),))
     columns = {
-        "position": {"positional": torch.tensor([1.0, 0, 0, 1])},
+        "position": {"value": torch.tensor([1.0, 0, 0, 1])},
         "rarity": {"value": torch.tensor([0.3, 0.1, 0.3, 0.1]), "chance": torch.full((4,), 0.1)},
         "object_attention": {
             "value": torch.tensor([0.1, 0.7, 0.6, 0.59]),

@@ -15,16 +15,17 @@ import runs
 from mhprobe.errors import UserError
 from mhprobe.io.tensors import write_outcomes
 from mhprobe.lab.papers import sweep
+from mhprobe.measures.parts.functions import LABELS, functions, labels
 from mhprobe.report.figures import pruned
 from mhprobe.report.report import Report, Result
 from mhprobe.report.tables import Table, write_csv
-from mhprobe.stats.survival import LABELS, functions, labels, survivors
+from mhprobe.stats.survival import survivors
 from mhprobe.studies import sweep as command
 
 NAN = math.nan
 COLUMNS = {
     #                            positional CLS  reg.  rare  object diff local glob win. mixed unkn
-    "position.positional": [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, NAN],
+    "position.value": [0.9, 0.89, 0, 0, 0, 0, 0, 0, 0, 0, NAN],
     "token_kinds.cls": [0.9, 0.3, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, NAN],
     "token_kinds.registers": [NAN, NAN, 0.4, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, NAN],
     "rarity.value": [0.1, 0.1, 0.1, 0.2, 0.1, 0.1, 0.1, 0.1, 0.1, 0.19, NAN],

@@ -9,9 +9,10 @@ from drawn import assert_nothing_is_clipped, images
 from layouts import LAYOUTS
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.lab.papers.causal_gates import ROLES, roles
+from mhprobe.measures.parts.functions import LABELS
 from mhprobe.report.figures import gates, pruned
 from mhprobe.report.figures.style import COLOURS, save
-from mhprobe.stats.survival import LABELS, survivors
+from mhprobe.stats.survival import survivors
 
 
 @pytest.mark.parametrize("neurons", [0, 8])

@@ -7,6 +7,7 @@ import torch
 
 import mhprobe
 from drawn import assert_nothing_is_clipped
+from mhprobe.measures.parts.functions import LABELS
 from mhprobe.report import twins
 from mhprobe.report.figures import (
     attention,
@@ -23,7 +24,6 @@ from mhprobe.report.figures import (
 from mhprobe.report.figures import heads as heads_figures
 from mhprobe.report.figures import pairs as pairs_figures
 from mhprobe.scoring.base import known_scores
-from mhprobe.stats.survival import LABELS
 from models import tiny_swin, tiny_vit
 
 

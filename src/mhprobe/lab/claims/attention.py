@@ -10,6 +10,7 @@ from mhprobe.lab.claims.parts.estimates import (
     third_of,
 )
 from mhprobe.lab.claims.parts.evidence import Columns, Evidence
+from mhprobe.measures.parts.functions import FUNCTIONS
 
 
 @claim(
@@ -36,7 +37,8 @@ def early_blocks_have_local_heads(of: Evidence, attention_distance: Columns) -> 
         attention_distance[end][early] / attention_distance["uniform"][early]
         for end in ("low", "high")
     )
-    return share(high <= 0.5, low > 0.5, images=attention_distance["images"])
+    limit = FUNCTIONS["local"].limit
+    return share(high <= limit, low > limit, images=attention_distance["images"])
 
 
 @claim(
@@ -50,7 +52,8 @@ def late_heads_look_everywhere(of: Evidence, attention_distance: Columns) -> Est
     low, high = (
         attention_distance[end][late] / attention_distance["whole"][late] for end in ("low", "high")
     )
-    return share(low >= 0.9, high < 0.9, images=attention_distance["images"]).beyond(0.5)
+    limit = FUNCTIONS["global"].limit
+    return share(low >= limit, high < limit, images=attention_distance["images"]).beyond(0.5)
 
 
 @claim(
@@ -85,7 +88,8 @@ def entropy_falls_with_depth(of: Evidence, entropy: Columns) -> Estimate:
 )
 def some_heads_are_positional(of: Evidence, position: Columns) -> Estimate:
     """Share of heads whose largest weight is at one offset for 90 % of the queries."""
-    return share(position["low"] >= 0.9, position["high"] < 0.9, images=position["images"])
+    limit = FUNCTIONS["positional"].limit
+    return share(position["low"] >= limit, position["high"] < limit, images=position["images"])
 
 
 @claim(
@@ -109,7 +113,8 @@ def single_heads_beat_fixed_offsets(of: Evidence) -> Estimate:
 )
 def some_heads_are_sinks(of: Evidence, sinks: Columns) -> Estimate:
     """Share of heads with one token, in half of the images, that gets half of the attention of nearly all queries."""
-    return share(sinks["sink"] >= 0.5, sinks["sink"] < 0.5)
+    limit = FUNCTIONS["sink"].limit
+    return share(sinks["sink"] >= limit, sinks["sink"] < limit)
 
 
 @claim(

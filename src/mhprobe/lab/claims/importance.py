@@ -14,7 +14,7 @@ from mhprobe.lab.claims.parts.estimates import (
     rank_correlation,
 )
 from mhprobe.lab.claims.parts.evidence import Columns, Evidence
-from mhprobe.stats.survival import holds
+from mhprobe.measures.parts.functions import holds
 
 
 def kept_by_importance(of: Evidence) -> Tensor:

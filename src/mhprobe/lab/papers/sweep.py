@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 from mhprobe.errors import UserError
 from mhprobe.io.head_tables import DIGEST, check_layout, read_column, read_heads
+from mhprobe.measures.parts.functions import USED, functions
 from mhprobe.report.runs.folder import Folder, reading
 from mhprobe.report.runs.run import jobs, read_run
 from mhprobe.report.tables import Table, from_rows
-from mhprobe.stats.survival import USED, Survivors, functions, survivors
+from mhprobe.stats.survival import Survivors, survivors
 
 METRICS = (
     *("gates/kept", "gates/heads", "gates/binary_accuracy", "test/accuracy"),

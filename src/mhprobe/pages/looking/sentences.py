@@ -28,11 +28,12 @@ from mhprobe.measures.cka import CKA
 from mhprobe.measures.entropy import Entropy
 from mhprobe.measures.js_distance import JSDistance
 from mhprobe.measures.object_attention import ObjectAttention
+from mhprobe.measures.parts.functions import FUNCTIONS
 from mhprobe.measures.position import Position
 from mhprobe.measures.sinks import Sinks
 from mhprobe.recording.measuring import measure
 from mhprobe.stats.agreement import spearman, spearman_interval
-from mhprobe.stats.survival import THRESHOLDS
+from mhprobe.stats.significance import wilson
 
 TOGETHER = 2  # images of a batch: progress moves after each
 TWIN = 4  # images that the untrained network is shown
@@ -45,11 +46,12 @@ SINGLE = {
 }
 ENDS = ("value", "low", "high")
 NAMED = 3  # heads that a sentence names
-MOST = 0.5  # share from which on a head is said to do something most of the time
 NEAR = ALIKE = 0.5  # twins: divergence as a share of chance, at most; CKA, at least
-LOCAL = THRESHOLDS["local"]  # of the distance of even attention, at most
-GLOBAL = THRESHOLDS["global"]  # of that of even attention to the whole image, at least
-NEARLY = 0.97  # of the entropy of even attention, more than
+OFFSET = FUNCTIONS["offset"].limit  # of the patches from which the offset exists, at least
+SINK = FUNCTIONS["sink"].limit  # share of the images, at least
+LOCAL = FUNCTIONS["local"].limit  # of the distance of even attention, at most
+GLOBAL = FUNCTIONS["global"].limit  # of that of even attention to the whole image, at least
+NEARLY = FUNCTIONS["diffuse"].limit  # of the entropy of even attention, at least
 STEP = 0.05  # of the distance of even attention, between the first and the last blocks, at least
 LEAST = 5  # blocks: fewer cannot be told from shuffled ones
 SHUFFLES = 2000
@@ -199,7 +201,7 @@ def sentences(facts: Facts) -> list[Sentence]:
 
 @answers("which heads look at one fixed offset")
 def offset(facts: Facts) -> Sentence:
-    """Heads whose favourite offset, other than the patch itself, holds for most patches."""
+    """Heads that look at one offset wherever it exists, if it is another patch."""
     table = facts.columns("position")
 
     def words(best: int, name: str) -> str:
@@ -220,7 +222,7 @@ def offset(facts: Facts) -> Sentence:
     away = (table["dy"] != 0) | (table["dx"] != 0)
     return _on(
         facts,
-        claim("look at one offset", table, MOST, facts.images).of(away),
+        claim("look at one offset", table, OFFSET * table["reach"], facts.images).of(away),
         table["value"],
         words,
     )
@@ -228,17 +230,17 @@ def offset(facts: Facts) -> Sentence:
 
 @answers("which heads look at the patch itself")
 def itself(facts: Facts) -> Sentence:
-    """Heads whose favourite offset is the patch itself, for most patches."""
+    """Heads that look at the patch itself."""
     table = facts.columns("position")
 
     def words(best: int, name: str) -> str:
         number = measured(table, best, SHARE, f"by chance {percent(table['chance'][best])}")
-        return f"look at the patch itself most of the time, {name} from {number} of patches."
+        return f"look at the patch itself, whatever is there, {name} from {number} of patches."
 
     home = (table["dy"] == 0) & (table["dx"] == 0)
     return _on(
         facts,
-        claim("look at the patch itself", table, MOST, facts.images).of(home),
+        claim("look at the patch itself", table, OFFSET * table["reach"], facts.images).of(home),
         table["value"],
         words,
     )
@@ -246,9 +248,13 @@ def itself(facts: Facts) -> Sentence:
 
 @answers("which heads rest on a sink")
 def sinks(facts: Facts) -> Sentence:
-    """Heads of which one token gets most of all attention; no-ops write less than a quarter of the median head."""
+    """Heads that rest on a sink in half of the images; no-ops among them write next to nothing."""
     table = facts.columns("sinks")
-    statement = claim("rest on one token", table, MOST, facts.images)
+    share = table["sink"].double()
+    images = torch.tensor(facts.images)
+    low, high = wilson(share * images, images)
+    in_images = {"value": share, "low": low, "high": high}
+    statement = claim("rest on one token", in_images, SINK, facts.images)
     statement = statement._replace(sure=statement.sure & (table["role"] > 0))
 
     def words(best: int, name: str) -> str:
@@ -315,7 +321,7 @@ def twins(facts: Facts) -> Sentence | None:
 
 @answers("which heads are local")
 def reach(facts: Facts) -> Sentence:
-    """Heads whose mean attention distance is less than half that of even attention."""
+    """Heads whose mean attention distance is small beside that of even attention."""
     table = facts.columns("attention_distance")
     value, low, high, even = (table[name] for name in ("value", "low", "high", "uniform"))
     near = claim(
@@ -335,7 +341,7 @@ def reach(facts: Facts) -> Sentence:
 
 @answers("which heads are global")
 def far(facts: Facts) -> Sentence:
-    """Heads whose mean attention distance is more than .9 of that of even attention to the whole image."""
+    """Heads whose mean attention distance is near that of even attention to the whole image."""
     table = facts.columns("attention_distance")
     whole = table["whole"]
 
@@ -422,9 +428,10 @@ def salient(facts: Facts) -> Sentence:
 
 @answers("which heads spread their attention evenly")
 def even(facts: Facts) -> Sentence:
-    """Heads whose entropy is more than .97 of the largest that there can be."""
+    """Heads whose entropy is nearly the largest that there can be, on average over queries."""
     table = facts.columns("entropy")
-    value, most = table["value"], table["uniform"]
+    value, most, share = table["value"], table["uniform"], table["share"]
+    shares = {end: share + (table[end] - value) / most for end in ENDS}
 
     def words(best: int, name: str) -> str:
         number = measured(table, best, PLAIN, ("even attention", most[best]), digits=5)
@@ -435,8 +442,8 @@ def even(facts: Facts) -> Sentence:
 
     return _on(
         facts,
-        claim("spread their attention nearly evenly", table, NEARLY * most, facts.images),
-        value / most,
+        claim("spread their attention nearly evenly", shares, NEARLY, facts.images),
+        share,
         words,
     )
 

@@ -15,12 +15,22 @@ from mhprobe.report.figures import captioned, style
 from mhprobe.report.figures.style import COLOURS, MARKERS, Axes, Figure
 from mhprobe.stats.ranking import STAGES
 from mhprobe.stats.significance import wilson
-from mhprobe.stats.survival import LABELS, Survivors
+from mhprobe.stats.survival import Survivors
 
-# a function has its colour in every figure
-LABEL_SHADES = dict(
-    zip(LABELS, (*COLOURS[:6], "#F0E442", "#8C510A", "#01665E", "#999999", "#DDDDDD"), strict=True)
-)
+# a function of heads has its colour in every figure; their order is that of measures/parts/functions.py
+LABEL_SHADES = {
+    "positional": COLOURS[0],
+    "CLS": COLOURS[1],
+    "registers": COLOURS[2],
+    "rare": COLOURS[3],
+    "object": COLOURS[4],
+    "diffuse": COLOURS[5],
+    "local": "#F0E442",
+    "global": "#8C510A",
+    "window": "#01665E",
+    "mixed": "#999999",
+    "unknown": "#DDDDDD",
+}
 PALE = "#DCE6EE"
 ONE_COLUMN = 14  # lines of a legend
 
@@ -168,7 +178,7 @@ def survival(rows: Sequence[Survivors]) -> Figure:
 
 def _groups_kept(axes: Axes, rows: Sequence[Survivors], by: str, heads: int) -> None:
     size = {row.group: row.of for row in rows}
-    groups = [label for label in LABELS if label in size] if by == "label" else list(size)
+    groups = [label for label in LABEL_SHADES if label in size] if by == "label" else list(size)
     axes.plot([0, heads], [0, 100], color="0.5", ls=":", lw=1, label="at random", zorder=1)
     last = max(1, len(groups) - 1)
     for number, group in enumerate(groups):

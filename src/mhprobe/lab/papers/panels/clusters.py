@@ -21,11 +21,11 @@ from mhprobe.framework.questions.material import Material
 from mhprobe.lab.papers.panels.columns import of_heads
 from mhprobe.measures.js_distance import JSDistance
 from mhprobe.measures.parts.embedding import embed, scaled
+from mhprobe.measures.parts.functions import labels
 from mhprobe.recording.measuring import measured
 from mhprobe.report import tables
 from mhprobe.report.figures import pairs as figure
 from mhprobe.report.result import Result
-from mhprobe.stats.survival import labels
 
 LEAST = 5  # heads that are worth cutting into clusters
 MOST = 8  # clusters

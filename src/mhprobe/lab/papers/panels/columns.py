@@ -13,13 +13,13 @@ from mhprobe.data.base import ImageData
 from mhprobe.data.corrupted import Corrupted
 from mhprobe.framework.questions.material import Material
 from mhprobe.framework.questions.measured import second_to
+from mhprobe.measures.parts.functions import FUNCTIONS, holds
 from mhprobe.recording.measuring import measured
 from mhprobe.report import tables
 from mhprobe.report.figures import heads, pairs
 from mhprobe.report.measured import two_data_sets
 from mhprobe.report.result import Result
 from mhprobe.stats.agreement import spearman
-from mhprobe.stats.survival import THRESHOLDS, holds
 
 
 def by_block(material: Material) -> dict[str, Result]:
@@ -57,17 +57,21 @@ def relevance_and_confidence(material: Material) -> dict[str, Result]:
 def functions(
     material: Material, rare: float | None = None, on_object: float | None = None
 ) -> dict[str, Result]:
-    """Mark the functions of heads by the rules of stats/survival.py (after Voita et al. 2019, section 5).
+    """Mark the functions of heads by the table of measures/parts/functions.py (after Voita et al. 2019, section 5).
 
     A head may have several; "object" needs images with masks of objects. Table: a column of 0 and 1
     per function, and the thresholds. rare, on_object: thresholds, in times chance, of attention to
-    rare patches and to the object; None for THRESHOLDS.
+    rare patches and to the object; None for those of the table.
     """
-    layout, thresholds = material.layout, {"rare": rare, "object": on_object}
-    cuts = {**THRESHOLDS, **{name: cut for name, cut in thresholds.items() if cut is not None}}
+    layout = material.layout
+    given = {"rare": rare, "object": on_object}
+    limits = {name: limit for name, limit in given.items() if limit is not None}
+    cuts = {"prefix": FUNCTIONS["CLS"].limit}
+    for name in ("rare", "object", "diffuse", "local", "global"):
+        cuts[name] = limits.get(name, FUNCTIONS[name].limit)
     cut = {name: f"{100 * value:g} %" for name, value in cuts.items()}
     words = {
-        "positional": "90 % of queries at one offset",
+        "positional": f"{100 * FUNCTIONS['positional'].limit:g} % of queries at one offset",
         "CLS": f"{cut['prefix']} of attention on it",
         "registers": f"{cut['prefix']} of attention on them",
         "diffuse": f"entropy {cut['diffuse']} of even",
@@ -80,7 +84,7 @@ def functions(
     }
     marks = {
         name: torch.tensor(on)
-        for name, on in holds(of_heads(material), layout.num_heads, cuts).items()
+        for name, on in holds(of_heads(material), layout.num_heads, limits).items()
     }
     for name, measure in (("rare", "rarity"), ("object", "object_attention")):
         if measure not in material.names:
@@ -96,7 +100,7 @@ def functions(
 
 
 def of_heads(material: Material) -> dict[str, list[float]]:
-    """Return ``<measure>.<column>`` of the figure's measures, (A,) each, for stats/survival.py."""
+    """Return ``<measure>.<column>`` of the figure's measures, (A,) each, for measures/parts/functions.py."""
     return {
         f"{name}.{column}": values.double().tolist()
         for name in material.names
