@@ -82,12 +82,14 @@ def run(options: argparse.Namespace) -> None:
     families = FAMILIES if options.families is None else options.families
     images = IMAGES if options.images is None else options.images
     whole_number("headbench: --images", images, 2)
-    makes, entered = entries(options.measures, options.enter), list(entries([], options.enter))
+    makes = entries(options.measures, options.enter)
+    entered = list(entries([], options.enter))
     if "grafts" in options.heads:
         check(makes, entered)
     report = Report(options.out, style=options.style)
     report.origin = origin_of_script("headbench")
-    say, seeds = functools.partial(print, flush=True), range(options.seeds)
+    say = functools.partial(print, flush=True)
+    seeds = range(options.seeds)
     about = "how well a measure finds planted heads", "it finds more of them"
     for kind in dict.fromkeys(options.heads):
         if kind == "written":

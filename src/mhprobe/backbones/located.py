@@ -93,7 +93,8 @@ def _patches(trial: Trial) -> Windows | None:
     patches, pixels = trial.entered[:2]
     if patches == 1:
         return None
-    across, side = math.isqrt(patches), math.isqrt(pixels)
+    across = math.isqrt(patches)
+    side = math.isqrt(pixels)
     return Windows(grid=(across * side, across * side), size=(side, side), shift=(0, 0))
 
 

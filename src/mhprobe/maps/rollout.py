@@ -92,10 +92,8 @@ def chain(
         )
     for number, weights in enumerate(rows, first):
         site = layout.sites[number]
-        before, places = (
-            carried(rolled, layout.sites[max(0, number - 1)], site),
-            site.places().to(rolled.device),
-        )
+        before = carried(rolled, layout.sites[max(0, number - 1)], site)
+        places = site.places().to(rolled.device)
         moved_BWKS, real = (
             weights @ before[:, places.clamp(min=0)],
             places >= 0,

@@ -106,9 +106,11 @@ def _exchanged(block_HH: Tensor, mask_H: Tensor, free_H: Tensor) -> Tensor:
     """The mask after all exchanges of a masked unit for a kept one that lower the sum."""
     diagonal = block_HH.diagonal()
     with_masked_H = block_HH @ mask_H.double()
-    while len(kept := (free_H & ~mask_H).nonzero().flatten()) and len(
-        masked := mask_H.nonzero().flatten()
-    ):
+    while True:
+        kept = (free_H & ~mask_H).nonzero().flatten()
+        masked = mask_H.nonzero().flatten()
+        if not len(kept) or not len(masked):
+            break
         # taking unit j out and unit i in: F_ii + F_jj - 2 F_ij + 2 (row i - row j) of what is
         # masked
         into = diagonal[kept] + 2 * with_masked_H[kept]
@@ -117,7 +119,8 @@ def _exchanged(block_HH: Tensor, mask_H: Tensor, free_H: Tensor) -> Tensor:
         best = int(change.argmin())
         if not change.flatten()[best] < -1e-12 * block_HH.abs().max():
             break
-        i, j = kept[best // len(masked)], masked[best % len(masked)]
+        i = kept[best // len(masked)]
+        j = masked[best % len(masked)]
         mask_H[i], mask_H[j] = True, False
         with_masked_H = with_masked_H + block_HH[i] - block_HH[j]
     return mask_H

@@ -67,11 +67,9 @@ class Turns(KeepBest):
         refuse_multiple(self.multiple, layout)
         free = units.masks.any(0)
         heads = free & (torch.arange(len(free)) < layout.of("head").num_heads)
-        off, sets, rise_A = (
-            torch.zeros_like(free),
-            list[Tensor](),
-            torch.full((len(free),), -math.inf).double(),
-        )
+        off = torch.zeros_like(free)
+        sets = list[Tensor]()
+        rise_A = torch.full((len(free),), -math.inf).double()
         costly = list(zip(limits.targets, free & (saving_of_each(limits) > 0), strict=True))
         parts = list(itertools.product(range(1, self.turns + 1), costly))
         shown = None if self.shown is None else evaluate.spread(self.shown)
@@ -124,7 +122,8 @@ class Turns(KeepBest):
             if not len(left):
                 break
             head = least_missed(left, after, loss, latest_A, trial)
-            after, loss = after.index_fill(0, head, True), loss + float(latest_A[head])
+            after = after.index_fill(0, head, True)
+            loss = loss + float(latest_A[head])
             if loss - now > price * (target.left(off) - target.left(after)):
                 return off, now
             latest_A = latest_A.clone()
@@ -147,7 +146,8 @@ class Turns(KeepBest):
 
 def least_missed(heads: Tensor, off: Tensor, loss: float, rise_A: Tensor, trial: Trial) -> Tensor:
     """(1,) of ``heads``, (U,), the one that raises the loss least on top of ``off``. rise_A: as for ``_heads``."""
-    tried, due = torch.zeros_like(off), heads[rise_A[heads].isneginf()]
+    tried = torch.zeros_like(off)
+    due = heads[rise_A[heads].isneginf()]
     while True:
         if len(due):
             rise_A[due] = trial(off | one_hot(due, len(off)).bool()).mean_loss.double() - loss

@@ -100,7 +100,8 @@ class AblationDelta(PerClass, Paired):
         self.class_won.index_add_(1, labels, (~right & right_AV).long())
 
     def finish(self) -> dict[str, Tensor]:
-        p, class_p = mcnemar(self.lost, self.won), mcnemar(self.class_lost, self.class_won)
+        p = mcnemar(self.lost, self.won)
+        class_p = mcnemar(self.class_lost, self.class_won)
         columns = {
             **self.losses(),
             **self.drops(),

@@ -31,7 +31,8 @@ class ActivationNorm(OfTokens, MeanOverImages):
             zip(batch.z, batch.need("weights", self.name), strict=True)
         ):
             real_BT = real_tokens(self.name, batch, number, self.layout.sites[number])
-            z_BTHD, read_HD = z[batch.valid].double(), weights.output.double().square().sum(-1)
+            z_BTHD = z[batch.valid].double()
+            read_HD = weights.output.double().square().sum(-1)
             square_BH = ((z_BTHD.square() * real_BT[..., None, None]).sum(1) * read_HD).sum(-1)
             self.add_images(self.layout.span(number), square_BH, real_BT.sum(1, keepdim=True))
 

@@ -124,7 +124,8 @@ class ActivationPatching(Measure):
         counted = batch.valid & effects.paired.to(batch.valid.device)
         if not counted.any():
             return
-        clean, corrupt = effects.clean[counted].double(), effects.corrupt[counted].double()
+        clean = effects.clean[counted].double()
+        corrupt = effects.corrupt[counted].double()
         x_EPA = torch.stack([effects.effect[name][counted].double() for name in self.estimates])
         self.effects += torch.stack([x_EPA.sum(1), x_EPA.abs().sum(1)], 1)
         self.ends += torch.stack([clean.sum(), corrupt.sum()])
@@ -182,9 +183,11 @@ class ActivationPatching(Measure):
 
     def _estimated(self, value: Tensor) -> dict[str, Tensor]:
         """Columns that compare the slope-based estimates (AtP, GradDrop) with the exact effect."""
-        columns, size = dict[str, Tensor](), self._size(self.estimates[0])
+        columns = dict[str, Tensor]()
+        size = self._size(self.estimates[0])
         if "atp" in self.estimates[1:]:
-            atp, atp_size = self._share("atp"), self._size("atp")
+            atp = self._share("atp")
+            atp_size = self._size("atp")
             place, atp_place = (
                 x.argsort(descending=True, stable=True).argsort() for x in (value, atp)
             )

@@ -67,10 +67,8 @@ class BlockCCA(LayerSimilarity):
 
 def _pooled(batch: HeadBatch, sites: tuple[HeadSite, ...], width: int) -> Tensor:
     """(B, cells of the coarsest grid, G * width) streams behind the sites' blocks."""
-    streams, grid = (
-        batch.need("stream", "block_cca"),
-        min((site.token_grid for site in sites), key=math.prod),
-    )
+    streams = batch.need("stream", "block_cca")
+    grid = min((site.token_grid for site in sites), key=math.prod)
     return torch.cat([_rows(streams[site.block].after, site, grid, width) for site in sites], -1)
 
 

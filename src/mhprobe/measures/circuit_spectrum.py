@@ -102,7 +102,8 @@ class CircuitSpectrum(OfWeights):
     def finish(self) -> dict[str, Tensor]:
         singular, cosine = (self.modes / self.models).unbind(1)  # each (2, A, K)
         channels, copied, size = self.channels / self.models, *(self.eigenvalues / self.models)
-        total, circuit = singular.sum(-1), CIRCUITS.index(self.of)
+        total = singular.sum(-1)
+        circuit = CIRCUITS.index(self.of)
         value = _ratio((singular * cosine).sum(-1), total)
         spread = Z95 * _ratio(singular[circuit].norm(dim=-1), total[circuit]) / channels.sqrt()
         share = _ratio(singular, total[..., None])
@@ -113,7 +114,9 @@ class CircuitSpectrum(OfWeights):
         )
         return {
             "value": value[circuit].clone(),
-            **{"null": torch.zeros_like(spread), "null_low": -spread, "null_high": spread},
+            "null": torch.zeros_like(spread),
+            "null_low": -spread,
+            "null_high": spread,
             **dict(zip(CIRCUITS, value, strict=True)),
             **{f"rank_{name}": modes for name, modes in zip(CIRCUITS, rank, strict=True)},
             "copying": _ratio(copied, size),

@@ -125,7 +125,8 @@ class _Debiased(Parts):
 
 def _debiased(heads: Parts) -> Tensor:
     """(H, H) n (n - 3) HSIC of the heads."""
-    n, trace_H = heads.rows.double(), heads.spectrum.sum(1)
+    n = heads.rows.double()
+    trace_H = heads.spectrum.sum(1)
     traces_HH = (n - 1) / (n - 2) * torch.outer(trace_H, trace_H)
     return (n - 1) ** 2 * _shared(heads) - n / (n - 2) * _sizes(heads) + traces_HH
 

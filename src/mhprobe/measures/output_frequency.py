@@ -67,7 +67,8 @@ class OutputFrequency(MeanOverImages):
         }
         self._frequencies = [float(frequency) for frequency in every]
         self.axes = {"spectrum": [f"{frequency:.4g}π" for frequency in self._frequencies]}
-        count, depth = len(every), len(layout.blocks)
+        count = len(every)
+        depth = len(layout.blocks)
         self.add_state("heads", torch.zeros(layout.num_heads, count, dtype=torch.float64))
         self.add_state("blocks", torch.zeros(depth, 3, count, dtype=torch.float64))
         self.add_state("spread", torch.zeros(depth, 3, dtype=torch.float64))
@@ -122,10 +123,8 @@ class OutputFrequency(MeanOverImages):
         has_LK = torch.tensor(has, device=heads.device)
         block = torch.tensor([site.block for _, _, site in self.layout], device=heads.device)
         last = (has_LK * torch.arange(has_LK.shape[1], device=heads.device)).argmax(1)[block]
-        heads, stream = (
-            heads.where(has_LK[block], torch.nan),
-            stream.where(has_LK[:, None], torch.nan),
-        )
+        heads = heads.where(has_LK[block], torch.nan)
+        stream = stream.where(has_LK[:, None], torch.nan)
         columns = {**self.over_images(), "null": torch.full_like(heads[:, 0], _WHITE)}
         columns |= {
             place: stream[block, at].gather(1, last[:, None])[:, 0]

@@ -33,7 +33,8 @@ class WriteNorm(OfTokens, MeanOverImages):
     def add(self, batch: HeadBatch) -> None:
         streams = batch.need("stream", self.name)
         for number, site in enumerate(self.layout.sites):
-            (z, output), span = batch.writing(number, self.name), self.layout.span(number)
+            z, output = batch.writing(number, self.name)
+            span = self.layout.span(number)
             real_BT = real_tokens(self.name, batch, number, site)
             norm_BTH = written(z[batch.valid].double(), output.double()) * real_BT[..., None]
             stream = (

@@ -53,7 +53,8 @@ def mask_at(model: nn.Module, elastic: Mapping[str, Any], target: Mapping[str, f
 
     model: the dense network, with gates on the units. UserError for a budget that is out of reach.
     """
-    scores, layout = torch.tensor(elastic["scores"], dtype=torch.float64), layout_of(model)
+    scores = torch.tensor(elastic["scores"], dtype=torch.float64)
+    layout = layout_of(model)
     if len(scores) != layout.num_heads:
         raise UserError(
             f"elastic: the file has scores of {len(scores)} units, expected {layout.counted}."

@@ -72,12 +72,11 @@ class LearnedGates:
 
         shares: of each whole that may be left.
         """
-        gates, relaxed, prices = (
-            gates_of(model),
-            HardConcrete(),
-            [Lagrangian(lr=self.price_lr) for _ in shares],
-        )
-        factors, draw = gates.effective().cpu().double(), torch.Generator().manual_seed(self.seed)
+        gates = gates_of(model)
+        relaxed = HardConcrete()
+        prices = [Lagrangian(lr=self.price_lr) for _ in shares]
+        factors = gates.effective().cpu().double()
+        draw = torch.Generator().manual_seed(self.seed)
         show = progress("learning gates", self.steps, "steps")
         with inspecting(model, gradients=True), gates.fixed(gates.effective()), show as done:
             log_alpha = torch.full_like(factors, START).requires_grad_()

@@ -74,10 +74,9 @@ class SnapViT:
 
         model: carries gates.
         """
-        layout, units = (
-            layout_of(model),
-            within(model, target),
-        )  # refuses a budget that cannot be met
+        # refuses a budget that cannot be met
+        layout = layout_of(model)
+        units = within(model, target)
         site_A = layout.site_of_head
         cost_TA = saving_of_each(units.limits)
         within_A = self.within_layers(model, images)
@@ -184,7 +183,8 @@ def evolved(fitness: Callable[[Tensor], Tensor], size: int, generations: int, se
     weight_K = weight_K / weight_K.sum() - 1 / count
     rate = 3 * (3 + math.log(size)) / (5 * size * math.sqrt(size))
     numbers = torch.Generator().manual_seed(seed)
-    mean_S, spread_SS = torch.zeros(size, dtype=torch.float64), torch.eye(size, dtype=torch.float64)
+    mean_S = torch.zeros(size, dtype=torch.float64)
+    spread_SS = torch.eye(size, dtype=torch.float64)
     best_S, most = mean_S, fitness(mean_S[None])[0]
     for _ in range(generations):
         normal_KS = torch.randn(count, size, generator=numbers, dtype=torch.float64)

@@ -70,11 +70,9 @@ def of_measure(
         )
         for part, table in tables.of_measure(layout, measure.kind, shown, measure.axes).items()
     }
-    heads, of_heads, of_twin = (
-        layout.of("head"),
-        _of_heads(shown, layout),
-        control and _of_heads(control, layout),
-    )
+    heads = layout.of("head")
+    of_heads = _of_heads(shown, layout)
+    of_twin = control and _of_heads(control, layout)
     for part, kind in (
         {"": measure.kind, **{f"_{k}": k for k in measure.also}} if drawn is None else drawn
     ).items():
@@ -307,7 +305,8 @@ def answer(
         if verdicts:
             line += f"; {len(verdicts)} went before it was significantly lower"
             counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts)]
-            others, p = [head for head in masked if head.phase != "before"], control(masked)
+            others = [head for head in masked if head.phase != "before"]
+            p = control(masked)
             beside = (
                 f"; of {len(others)} needed heads {sum(head.alike for head in others)} resemble a "
                 "kept head more than "

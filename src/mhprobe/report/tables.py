@@ -22,30 +22,34 @@ from mhprobe.masking.parts.trace import Curve, Points, Totals
 from mhprobe.masking.redundant_or_inert import MaskedHead
 
 CURVE_COLUMNS = (
-    *(
-        "curve",
-        "split",
-        "step",
-        "heads_masked",
-        "unit",
-        "masked",
-        "accuracy",
-        "loss",
-        "low",
-        "high",
-    ),
-    *(
-        "difference",
-        "difference_low",
-        "difference_high",
-        "p",
-        "p_holm",
-        "delta",
-        "delta_low",
-        "delta_high",
-    ),
-    *("spent", "exhaustive", "seed"),
-    *("search", "chosen_on", "chosen_by", "rescale", "fill", "score", DIGEST),
+    "curve",
+    "split",
+    "step",
+    "heads_masked",
+    "unit",
+    "masked",
+    "accuracy",
+    "loss",
+    "low",
+    "high",
+    "difference",
+    "difference_low",
+    "difference_high",
+    "p",
+    "p_holm",
+    "delta",
+    "delta_low",
+    "delta_high",
+    "spent",
+    "exhaustive",
+    "seed",
+    "search",
+    "chosen_on",
+    "chosen_by",
+    "rescale",
+    "fill",
+    "score",
+    DIGEST,
 )
 
 
@@ -171,7 +175,8 @@ def pairwise_blocks(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
     Both orders of a pair count; a head and itself are no pair. Blocks that were not compared are
     left out.
     """
-    value, null = columns["value"].double().clone().fill_diagonal_(torch.nan), columns.get("null")
+    value = columns["value"].double().clone().fill_diagonal_(torch.nan)
+    null = columns.get("null")
     block = torch.tensor([site.block for _, _, site in layout])
     rows: list[list[Any]] = []
     for a, b in itertools.combinations_with_replacement(block.unique().tolist(), 2):

@@ -44,7 +44,8 @@ def draw(
     sizes = [
         style.inches(drawn(of)) for of in shown.values()
     ]  # a figure says its size when it is drawn
-    wide, tall = max(size[0] for size in sizes), sum(size[1] + _STRIP for size in sizes)
+    wide = max(size[0] for size in sizes)
+    tall = sum(size[1] + _STRIP for size in sizes)
     with style.canvas((wide, tall)) as figure:
         ratios = [part for size in sizes for part in (_STRIP, size[1])]
         rooms = figure.subfigures(4, 1, height_ratios=ratios, hspace=0, squeeze=False)[:, 0]
@@ -66,7 +67,8 @@ def _one_scale(figure: SubFigure, control: SubFigure) -> None:
             continue  # follows its picture
         for both in zip(_coloured(a), _coloured(b), strict=False):
             norms = [mark.norm for mark in both]
-            low, high = min(norm.vmin for norm in norms), max(norm.vmax for norm in norms)
+            low = min(norm.vmin for norm in norms)
+            high = max(norm.vmax for norm in norms)
             if signed := [
                 mark for mark in both if mark.norm.vmin == -mark.norm.vmax
             ]:  # away from 0, both ways
@@ -98,7 +100,8 @@ def _one_frame(a: Axes, b: Axes) -> None:
     )  # without an axis of names, which runs downwards and stays as it is
     for name, one, other in zip(("xlim", "ylim"), frame, control, strict=True):
         if one[0] < one[1] and other[0] < other[1]:
-            low, high = min(one[0], other[0]), max(one[1], other[1])
+            low = min(one[0], other[0])
+            high = max(one[1], other[1])
             shared[name], room = (low, high), room and one[1] - one[0] >= _ROOM * (high - low)
     for axes in (a, b) if room else (b,):
         axes.set(**shared)

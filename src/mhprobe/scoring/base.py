@@ -177,14 +177,13 @@ def outputs_of_split(
 
     A collective.
     """
-    outputs, labels = torch.zeros(0), torch.zeros(0)
+    outputs = torch.zeros(0)
+    labels = torch.zeros(0)
     for batch in batches():
         of_batch, index = outputs_of(batch.images), batch.index[batch.valid]
         if not len(outputs):
-            outputs, labels = (
-                of_batch.new_zeros(images, of_batch.shape[1]),
-                batch.labels.new_zeros(images),
-            )
+            outputs = of_batch.new_zeros(images, of_batch.shape[1])
+            labels = batch.labels.new_zeros(images)
         outputs[index], labels[index] = of_batch[batch.valid], batch.labels[batch.valid]
     assert len(outputs)  # every rank has a batch, if only of padding
     return ranks.total(outputs), ranks.total(labels)

@@ -20,5 +20,6 @@ class KL(Score):
     )
 
     def __call__(self, outputs: Tensor, index: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        before, after = self.outputs[index].log_softmax(-1), outputs.double().log_softmax(-1)
+        before = self.outputs[index].log_softmax(-1)
+        after = outputs.double().log_softmax(-1)
         return outputs.argmax(-1) == self.classes[index], (before.exp() * (before - after)).sum(-1)

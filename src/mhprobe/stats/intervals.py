@@ -40,7 +40,8 @@ def interval(
     if within == REAL:
         return value - half, value + half
     if within == SIZE:
-        low, high = value * (-half / value).exp(), value * (half / value).exp()
+        low = value * (-half / value).exp()
+        high = value * (half / value).exp()
     else:
         steep = half / (value * (1 - value))
         low, high = ((value.logit() + sign * steep).sigmoid() for sign in (-1, 1))

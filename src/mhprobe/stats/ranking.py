@@ -33,10 +33,8 @@ Right = Mapping[Cell, Mapping[str, Tensor]]
 
 def counted(right: Right) -> set[Cell]:
     """Cells with a result whose seed has one of every method that has any at their budget."""
-    done, seeds = (
-        [cell for cell, stages in right.items() if stages],
-        dict[float, dict[str, set[int]]](),
-    )
+    done = [cell for cell, stages in right.items() if stages]
+    seeds = dict[float, dict[str, set[int]]]()
     for cell in done:
         seeds.setdefault(cell.budget, {}).setdefault(cell.method, set()).add(cell.seed)
     return {cell for cell in done if all(cell.seed in of for of in seeds[cell.budget].values())}
@@ -50,13 +48,12 @@ def ranking(right: Right, lost: Iterable[Cell] = ()) -> list[dict[str, Any]]:
     other it is all that the row says. p is for new images and new seeds (``crossed``), p_holm over
     all pairs of methods, since the same images say which is best. real: p_holm < .05.
     """
-    counts, table = counted(right), list[dict[str, Any]]()
+    counts = counted(right)
+    table = list[dict[str, Any]]()
     for budget in sorted({cell.budget for cell in counts}, reverse=True):
         cells = [cell for cell in right if cell in counts and cell.budget == budget]
-        names, seeds = (
-            list(dict.fromkeys(cell.method for cell in cells)),
-            sorted({cell.seed for cell in cells}),
-        )
+        names = list(dict.fromkeys(cell.method for cell in cells))
+        seeds = sorted({cell.seed for cell in cells})
         stage = next(
             stage for stage in reversed(STAGES) if all(stage in right[cell] for cell in cells)
         )

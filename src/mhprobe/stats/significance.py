@@ -26,7 +26,8 @@ def mcnemar(lost_A: Tensor, won_A: Tensor) -> Tensor:
     """(A,) two-sided p that images are lost and won with equal chance. lost, won: counts of discordant images."""
     from scipy.stats import binom  # slow to import, and only paired tests need it
 
-    fewer, discordant = torch.minimum(lost_A, won_A).cpu().numpy(), (lost_A + won_A).cpu().numpy()
+    fewer = torch.minimum(lost_A, won_A).cpu().numpy()
+    discordant = (lost_A + won_A).cpu().numpy()
     return torch.from_numpy(2 * binom.cdf(fewer, discordant, 0.5)).clamp(TINY, 1).to(lost_A.device)
 
 
@@ -56,7 +57,8 @@ def t_quantile(freedom: Tensor) -> Tensor:
 
 def t_interval(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and Student's 95 % interval of the mean over (R, K) independent repeats, each (K,); NaN ends of one."""
-    repeats, mean = len(values), values.mean(0)
+    repeats = len(values)
+    mean = values.mean(0)
     half = (
         t_quantile(torch.tensor(repeats - 1))
         * values.std(0, correction=min(1, repeats - 1))
@@ -121,7 +123,10 @@ def paired_difference(
     both_A: Tensor, lost_A: Tensor, won_A: Tensor, images: Tensor
 ) -> tuple[Tensor, Tensor]:
     """95 % interval of (share right before) - (share right after), from counts: right both times, lost, won, all."""
-    both, lost, won, total = both_A.double(), lost_A.double(), won_A.double(), images.double()
+    both = both_A.double()
+    lost = lost_A.double()
+    won = won_A.double()
+    total = images.double()
     neither = total - both - lost - won
     before, after = (both + lost) / total, (both + won) / total
     before_low, before_high = wilson(both + lost, total)
@@ -193,10 +198,9 @@ def crossed(difference_RN: Tensor) -> Crossed:
     if repeats > 1:
         parts.append((float(difference_RN.mean(1).var()) / repeats, repeats - 1))
     error, freedom = satterthwaite(parts)
-    mean, degrees = (
-        difference_RN.mean()[None],
-        torch.tensor([freedom]),
-    )  # scipy takes no tensor without a dimension
+    # scipy takes no tensor without a dimension
+    mean = difference_RN.mean()[None]
+    degrees = torch.tensor([freedom])
     half = float(t_quantile(degrees)) * error
     p = two_sided(mean, torch.full_like(mean, error), degrees)
     return Crossed(float(mean), float(mean) - half, float(mean) + half, float(p), error, freedom)

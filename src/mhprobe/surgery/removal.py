@@ -161,7 +161,8 @@ def largest_difference(
     products = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul)
     with torch.inference_mode(), meanwhile(products, fp32_precision="ieee"):
         for batch in images:
-            left, right = one(batch), other(batch)
+            left = one(batch)
+            right = other(batch)
             refuse_broken(
                 broken(torch.stack([left, right])), "largest_difference: the output of a model"
             )

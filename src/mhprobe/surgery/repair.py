@@ -74,7 +74,8 @@ def repair(
     ]
     show = progress("repairing", len(lost), "layers")
     with inspecting(pruned, gradients=False), inspecting(dense, gradients=False), show as done:
-        ours, theirs = _pieces(pruned), _pieces(dense)
+        ours = _pieces(pruned)
+        theirs = _pieces(dense)
         streams = (
             [(len(x), ours.stem(x), theirs.stem(x)) for x in filter(len, batches())] if lost else []
         )
@@ -161,7 +162,8 @@ def _solve_weights(projection: Any, moments: Moments, ridge: float) -> None:
     weight_CK, has_bias = projection.weight.double(), projection.bias is not None
     x, y, xx, yx = _means(moments, projection.in_features)
     if has_bias:
-        xx, yx = xx - torch.outer(x, x), yx - torch.outer(y, x)
+        xx = xx - torch.outer(x, x)
+        yx = yx - torch.outer(y, x)
     weight_CK = weight_CK + _solved(xx, yx - weight_CK @ xx, ridge)
     projection.weight.copy_(weight_CK)
     if has_bias:

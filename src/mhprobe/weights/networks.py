@@ -20,8 +20,15 @@ from mhprobe.errors import UserError, quoted
 State = dict[str, Tensor]
 # under which keys training scripts keep a state dict
 HOLDERS = (
-    *("state_dict_ema", "model_ema", "ema", "teacher"),
-    *("state_dict", "model_state_dict", "model", "module", "student"),
+    "state_dict_ema",
+    "model_ema",
+    "ema",
+    "teacher",
+    "state_dict",
+    "model_state_dict",
+    "model",
+    "module",
+    "student",
 )
 WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 AVERAGES = {"ema", "averaged", "swa"}  # words of a prefix: these weights are the ones to evaluate
@@ -262,7 +269,8 @@ def _alike(one: State, other: State) -> bool:
     ]
     near, size = 0.0, 0.0
     for key in keys:
-        a, b = one[key].double().flatten(), other[key].double().flatten()
+        a = one[key].double().flatten()
+        b = other[key].double().flatten()
         near += float(a @ b)
         size += float(a.norm() * b.norm())
     return bool(keys) and near > 0.5 * size

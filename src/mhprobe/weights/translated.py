@@ -34,7 +34,8 @@ class Translated(NamedTuple):
 
 def translated(plain: State, model: nn.Module) -> Translated:
     """Return ``plain`` under the names of ``model``, in timm's translation if that fits better."""
-    tensors, plain = model.state_dict(), _apart(plain)
+    tensors = model.state_dict()
+    plain = _apart(plain)
     translate = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
     if translate is None or (
         plain.keys() == tensors.keys() and hits(plain, tensors) == len(tensors)
@@ -75,7 +76,8 @@ def _told(plain: State, state: State, model: nn.Module) -> tuple[list[str], list
     by_storage: dict[int, list[str]] = {}
     for key, value in state.items():
         by_storage.setdefault(value.untyped_storage().data_ptr(), []).append(key)
-    resampled, renamed = dict[str, str](), dict[str, str]()
+    resampled = dict[str, str]()
+    renamed = dict[str, str]()
     gone = State()
     for key, value in plain.items():
         arrived = by_storage.get(value.untyped_storage().data_ptr(), [])

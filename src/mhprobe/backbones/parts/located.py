@@ -171,10 +171,9 @@ class Located(Family):
                 )
 
     def _site(self, model: Any, trial: Trial, image: tuple[int, int], block: int) -> HeadSite:
-        kind, before = (
-            self.kind(trial.attention),
-            type(self).before,
-        )  # of self a function would be a method
+        # of self a function would be a method
+        kind = self.kind(trial.attention)
+        before = type(self).before
         prefix = (
             before(trial)
             if callable(before)
@@ -182,7 +181,8 @@ class Located(Family):
             if isinstance(before, str)
             else before
         )
-        heads, output = getattr(trial.attention, kind.heads), kind.output(trial.attention)
+        heads = getattr(trial.attention, kind.heads)
+        output = kind.output(trial.attention)
         windows = None if kind.windows is None else kind.windows(trial)
         grid = (
             windows.grid

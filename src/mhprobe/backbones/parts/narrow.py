@@ -28,19 +28,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 TAKEN_OVER = (  # attributes that a module of this file takes from timm's
-    *(
-        "qkv",
-        "q_proj",
-        "k_proj",
-        "v_proj",
-        "q_norm",
-        "k_norm",
-        "gate",
-        "attn_drop",
-        "proj",
-        "proj_drop",
-    ),
-    *("rel_pos", "fused_attn", "num_prefix_tokens", "rotate_half"),
+    "qkv",
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "q_norm",
+    "k_norm",
+    "gate",
+    "attn_drop",
+    "proj",
+    "proj_drop",
+    "rel_pos",
+    "fused_attn",
+    "num_prefix_tokens",
+    "rotate_half",
 )
 # the first linear layers of an MLP: each has a row, or one in each half, for a neuron
 FIRST: dict[type[nn.Module], tuple[str, ...]] = {

@@ -35,7 +35,8 @@ class Opened:
 
     def _views(self, site: int, head: int) -> dict[str, Tensor]:
         """Views of the parameters of a head, the head's channels first."""
-        attention, width = self._block(site).attn, self.site(site).head_dim
+        attention = self._block(site).attn
+        width = self.site(site).head_dim
         span = slice(head * width, (head + 1) * width)
         views = {"output": attention.proj.weight.mT[span]}
         for number, name in enumerate(("query", "key", "value")):

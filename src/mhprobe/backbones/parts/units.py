@@ -98,7 +98,8 @@ def query_key_value(attention: Any, heads: int) -> Parts:
         part.unflatten(0, (-1, len(query) // heads)) for part in (query, key, value)
     )
     if (shared := heads // len(key)) > 1:
-        key, value = key.repeat_interleave(shared, 0), value.repeat_interleave(shared, 0)
+        key = key.repeat_interleave(shared, 0)
+        value = value.repeat_interleave(shared, 0)
     return query, key, value
 
 

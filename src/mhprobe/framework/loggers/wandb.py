@@ -239,7 +239,8 @@ def _let_go() -> None:
 @contextlib.contextmanager
 def _no_stderr() -> Iterator[None]:
     """Close the standard error of processes started inside."""
-    ours, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    ours = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
         yield

@@ -209,7 +209,8 @@ class Masking:
 
     def evaluate(self, material: Subject, split: str, spec: CurveSpec) -> Evaluator:
         """Return a function from masks to their scores on a split, with the fill and scale of a curve."""
-        score, fill = self._score(material, split), self._fill(material, spec.fill)
+        score = self._score(material, split)
+        fill = self._fill(material, spec.fill)
         beside: dict[str, Any] = (
             {} if fill is None else {"fill": spec.fill, "fill_from": self.select_on}
         )
@@ -238,10 +239,8 @@ class Masking:
         if split not in self._scores:
             model, data = material.model, material.data
             name, bank = SPLITS[split], (material.walk(split="train"), data.sizes["train"])
-            facts, walk = (
-                (not data.unlabelled, bool(model.features_only), data.sizes[name]),
-                material.walk(split=name),
-            )
+            facts = (not data.unlabelled, bool(model.features_only), data.sizes[name])
+            walk = material.walk(split=name)
             kind = score_for(self.score, "score", *facts, bank=bank[1])
             self._scores[split] = looked(
                 kind, model, walk, data.sizes[name], bank, show=material.first

@@ -265,7 +265,8 @@ def look(
 
     Result and errors: as of ``recording.measuring.measure``. A collective.
     """
-    features, device = gives_features(model), next(model.parameters()).device
+    features = gives_features(model)
+    device = next(model.parameters()).device
 
     def walk(of_split: str) -> Iterator[Batch]:
         for batch in data.batches(of_split, device):

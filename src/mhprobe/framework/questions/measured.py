@@ -135,7 +135,8 @@ def on_another_data_set(material: Material, data: ImageData) -> dict[str, Result
             name, about, about.layout, other.columns(name), None, label, f"_{second}"
         )
     results = {key: result._replace(of=result.of or of) for key, result in results.items()}
-    values, again = per_head(material), per_head(other)
+    values = per_head(material)
+    again = per_head(other)
     results[f"{second}_against_{first}"] = two_data_sets(
         material.layout, first, second, values, again
     )

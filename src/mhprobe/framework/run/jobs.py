@@ -44,7 +44,8 @@ def claim(wanted: str) -> str:
         Path(wanted).parent.mkdir(parents=True, exist_ok=True)
         while True:
             with contextlib.suppress(FileExistsError):
-                os.mkdir(name := next(names))  # of two processes only one can
+                name = next(names)
+                os.mkdir(name)  # of two processes only one can
                 return name
     except OSError as error:
         raise UserError(

@@ -237,12 +237,10 @@ def refuse(cfg: Config, settings: Prune) -> None:
     with_elastic = {
         "order": not (settings.order or {}).get("_target_", "").endswith(".Knapsack"),
         "target": not {*(settings.target or {})} & {"flops", "params"},
-        **{
-            "rounds": rounds,
-            "fold": settings.fold != "zero",
-            "rescale": settings.rescale,
-            "proj_bias": proj_bias,
-        },
+        "rounds": rounds,
+        "fold": settings.fold != "zero",
+        "rescale": settings.rescale,
+        "proj_bias": proj_bias,
     }
     if settings.elastic and (wrong := [key for key, refused in with_elastic.items() if refused]):
         raise UserError(
@@ -255,8 +253,10 @@ def refuse(cfg: Config, settings: Prune) -> None:
     if promise_asked(settings) is None:
         return
     with_promise = {
-        **{"rounds": rounds, "repair": settings.repair.per != "none"},
-        **{"tune_epochs": settings.tune_epochs > 0, "proj_bias": proj_bias},
+        "rounds": rounds,
+        "repair": settings.repair.per != "none",
+        "tune_epochs": settings.tune_epochs > 0,
+        "proj_bias": proj_bias,
         "precision": settings.precision != "32-true",
     }
     if wrong := [key for key, refused in with_promise.items() if refused]:
@@ -448,7 +448,8 @@ def of_pruned(pruned: Pruned, layout: HeadLayout) -> dict[str, Result]:
     if (
         pruned.promise is not None
     ):  # the path's curve on the images that were set aside, and how far it holds
-        promised, of = _promised(pruned.promise), Sample(pruned.promise.images, "calibration")
+        promised = _promised(pruned.promise)
+        of = Sample(pruned.promise.images, "calibration")
         numbers = {f"prune/promise/{name}": number for name, number in promised.items()}
         row = Result(tables.from_rows([promised], "promise"), metrics=numbers, of=of)
         units = " and ".join(f"{kind}s" for kind in KINDS if kind in layout.kinds)

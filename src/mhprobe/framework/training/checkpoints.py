@@ -106,10 +106,8 @@ class Best(ModelCheckpoint):
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        state, ours = (
-            checkpoint["callbacks"].pop(self.state_key),
-            Path(str(self.dirpath)) / "best.ckpt",
-        )
+        state = checkpoint["callbacks"].pop(self.state_key)
+        ours = Path(str(self.dirpath)) / "best.ckpt"
         score = state["best_model_score"]
         # the run's folder may have been moved, and a later epoch may have taken the file
         places = Path(str(trainer.ckpt_path)).with_name("best.ckpt"), Path(state["best_model_path"])

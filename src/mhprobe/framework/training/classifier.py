@@ -234,10 +234,9 @@ class GatedClassifier(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["mhprobe"], checkpoint["results"] = self.description, dict(self.results)
-        saved, state = (
-            copy.deepcopy(self.gates),
-            checkpoint["state_dict"].items(),
-        )  # an average's, if there is one
+        # an average's, if there is one
+        saved = copy.deepcopy(self.gates)
+        state = checkpoint["state_dict"].items()
         saved.load_state_dict(
             {key.removeprefix("gates."): part for key, part in state if key.startswith("gates.")}
         )
@@ -246,10 +245,8 @@ class GatedClassifier(L.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.results = checkpoint.get("results", {})
-        theirs, states = (
-            checkpoint.get("mhprobe", {}),
-            (checkpoint["state_dict"], self.state_dict()),
-        )
+        theirs = checkpoint.get("mhprobe", {})
+        states = (checkpoint["state_dict"], self.state_dict())
         differ = [
             key for key in ("backbone", "kept") if theirs.get(key) != self.description.get(key)
         ]

@@ -90,7 +90,8 @@ class ShowsTraining(ProgressBar):
 
     def _say(self, trainer: L.Trainer, numbers: dict[str, float]) -> None:
         epoch = trainer.current_epoch + 1
-        accuracy, loss = numbers.get("val/accuracy"), numbers.get("val/loss")
+        accuracy = numbers.get("val/accuracy")
+        loss = numbers.get("val/loss")
         if accuracy is None or loss is None:
             return
         if self._best is None or accuracy > self._best[0]:

@@ -119,7 +119,8 @@ class Copied(Graft):
 
     def grown(self, network: Network, site: int, heads: Sequence[int]) -> Iterator[Network]:
         one, other = heads
-        random, parts = torch.Generator().manual_seed(network.seed), network.parts(site, one)
+        random = torch.Generator().manual_seed(network.seed)
+        parts = network.parts(site, one)
         noise = {
             key: p.square().mean().sqrt() * torch.randn(p.shape, generator=random)
             for key, p in parts.items()
@@ -132,7 +133,8 @@ class Copied(Graft):
     def shown(self, network: Network, before: Network, site: int, heads: Sequence[int]) -> float:
         """Cosine of the writes of the two, each less its mean over tokens."""
         one, other = (network.writes(site, head).flatten(0, 1) for head in heads)
-        one, other = one - one.mean(0), other - other.mean(0)
+        one = one - one.mean(0)
+        other = other - other.mean(0)
         return float((one * other).sum() / (one.norm() * other.norm()).clamp(min=1e-12))
 
 
@@ -152,7 +154,8 @@ class Neighbour(Graft):
 
     def grown(self, network: Network, site: int, heads: Sequence[int]) -> Iterator[Network]:
         _, x = network.around_norm(site, digits().train.images[:128])
-        at, parts = network.site(site), network.parts(site, heads[0])
+        at = network.site(site)
+        parts = network.parts(site, heads[0])
         tokens = torch.arange(at.token_grid[0] * at.token_grid[1])
         query = (
             tokens[tokens % at.token_grid[1] > 0] + at.prefix_tokens
@@ -190,8 +193,11 @@ class StandIn(Graft):
     low, high = 0.5, 2 / 3
 
     def grown(self, network: Network, site: int, heads: Sequence[int]) -> Iterator[Network]:
-        copy, at, seen = network.copied(), network.site(site), digits().train
-        mlp, seam = copy.mlp(site), family_of(copy.model).seam(copy.model, at)
+        copy = network.copied()
+        at = network.site(site)
+        seen = digits().train
+        mlp = copy.mlp(site)
+        seam = family_of(copy.model).seam(copy.model, at)
         columns = torch.zeros(at.channels, dtype=torch.bool)
         for head in heads:
             columns[head * at.head_dim : (head + 1) * at.head_dim] = True

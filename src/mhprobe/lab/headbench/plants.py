@@ -137,7 +137,8 @@ def moved_by(model: Opened, site: int, head: int, before: Tensor, directions: Te
 def share_at(at: HeadSite, share: Tensor, down: int, across: int) -> float:
     """The mean of (T, T) ``share`` at the token of an offset, over queries that can reach it."""
     high, wide = at.token_grid
-    places, pairs = at.places(), at.support()
+    places = at.places()
+    pairs = at.support()
     can = torch.zeros(share.shape, dtype=torch.bool)
     window, seeing, seen = pairs.nonzero(as_tuple=True)
     can[places[window, seeing], places[window, seen]] = True
@@ -166,7 +167,8 @@ class Dead(Plant):
 
     def verified(self, canvas: Canvas, site: int, heads: Sequence[int]) -> bool:
         """Change its values: no logit moves."""
-        before, parts = canvas.logits(canvas.seen.images), canvas.parts(site, heads[0])
+        before = canvas.logits(canvas.seen.images)
+        parts = canvas.parts(site, heads[0])
         canvas.write(
             site, heads[0], value=parts["value"].flip(0) * 3, value_bias=parts["value_bias"] + 1
         )
@@ -204,7 +206,8 @@ class Rotated(Duplicate):
 
     def plant(self, canvas: Canvas, site: int, heads: Sequence[int]) -> None:
         super().plant(canvas, site, heads)
-        parts, width = canvas.parts(site, heads[1]), canvas.site(site).head_dim
+        parts = canvas.parts(site, heads[1])
+        width = canvas.site(site).head_dim
         look, carry = (
             torch.linalg.qr(torch.randn(width, width, generator=canvas.random)).Q for _ in range(2)
         )
@@ -233,16 +236,15 @@ class Itself(Plant):
     def plant(self, canvas: Canvas, site: int, heads: Sequence[int]) -> None:
         canvas.look_at_offset(site, heads[0], *self.offset[canvas.family], 9.0)
         width = canvas.site(site).head_dim
-        value, output = (
-            canvas.mixed(site, (*NOISES, *TEXTURES), width),
-            canvas.mixed(site, NOISES, width),
-        )
+        value = canvas.mixed(site, (*NOISES, *TEXTURES), width)
+        output = canvas.mixed(site, NOISES, width)
         canvas.write(site, heads[0], value=value, value_bias=torch.zeros(width), output=output)
         canvas.scale_write(site, heads[0], canvas.uniform(0.05, 0.15))
 
     def verified(self, canvas: Canvas, site: int, heads: Sequence[int]) -> bool:
         """Add noise to each token: that at the offset moves the write most."""
-        stream, directions = canvas.stream(site)[0][:2], canvas.rows(site, (*NOISES, *TEXTURES))
+        stream = canvas.stream(site)[0][:2]
+        directions = canvas.rows(site, (*NOISES, *TEXTURES))
         moved = moved_by(canvas, site, heads[0], stream, directions)
         return share_at(canvas.site(site), moved, *self.offset[canvas.family]) > 0.7
 
@@ -306,7 +308,8 @@ class SinkNoOp(Plant):
 
     def drawn(self, canvas: Canvas, site: int, heads: Sequence[int]) -> float:
         """Share of the attention that goes to sink tokens, read off the write of a head that carries them alone."""
-        parts, row = canvas.parts(site, heads[0]), canvas.rows(site, canvas.sink)
+        parts = canvas.parts(site, heads[0])
+        row = canvas.rows(site, canvas.sink)
         canvas.write(site, heads[0], value=row, value_bias=torch.zeros(1), output=row)
         written = canvas.writes(site, heads[0]) @ row[0]
         canvas.write(site, heads[0], **parts)
@@ -373,7 +376,8 @@ class Object(Plant):
 
     def plant(self, canvas: Canvas, site: int, heads: Sequence[int]) -> None:
         canvas.look_for(site, heads[0], self.reads, 8.0)
-        value, output = canvas.rows(site, self.reads), 0.5 * canvas.rows(site, EVIDENCE)
+        value = canvas.rows(site, self.reads)
+        output = 0.5 * canvas.rows(site, EVIDENCE)
         canvas.write(site, heads[0], value=value, value_bias=torch.zeros(1), output=output)
         canvas.scale_evidence(site, heads[0], 1.5)
 
@@ -435,7 +439,8 @@ class Together(Plant):
     first = True
 
     def plant(self, canvas: Canvas, site: int, heads: Sequence[int]) -> None:
-        value, output = canvas.rows(site, TEXTURES), canvas.rows(site, SCRATCH)
+        value = canvas.rows(site, TEXTURES)
+        output = canvas.rows(site, SCRATCH)
         for head in heads:
             canvas.look_for(site, head, TEXTURES, 8.0)
             canvas.write(site, head, value=value, value_bias=torch.zeros(1), output=output)
@@ -445,7 +450,8 @@ class Together(Plant):
     @torch.no_grad()
     def _clip(self, canvas: Canvas, site: int, heads: Sequence[int]) -> None:
         """relu(s - a) - relu(s - b) for each class, a and b below what one head writes on the object's class."""
-        (reads, writes), rows = canvas.mlp(site), canvas.rows(site, SCRATCH)
+        reads, writes = canvas.mlp(site)
+        rows = canvas.rows(site, SCRATCH)
         with_one = canvas.entering_mlp(site, without=heads[1:]) @ rows.T  # (B, T, K)
         right = with_one[torch.arange(len(with_one)), :, canvas.seen.labels]
         full = float(
@@ -489,7 +495,8 @@ def grow(family: str, seed: int) -> tuple[Canvas, list[Planted]]:
 
     UserError where a plant has no room.
     """
-    canvas, plants = Canvas(family, seed), all_plants()
+    canvas = Canvas(family, seed)
+    plants = all_plants()
     free = {site: list(range(about.num_heads)) for site, about in enumerate(canvas.layout.sites)}
     places: dict[str, tuple[int, tuple[int, ...]]] = {}  # plant -> its site, and its heads there
     for name, plant in sorted(plants.items(), key=lambda item: not item[1].first):
@@ -527,7 +534,8 @@ def grow(family: str, seed: int) -> tuple[Canvas, list[Planted]]:
 
 @torch.no_grad()
 def _fill_mlp(canvas: Canvas, site: int) -> None:
-    (reads, writes), rows = canvas.mlp(site), canvas.rows(site, NOISES)
+    reads, writes = canvas.mlp(site)
+    rows = canvas.rows(site, NOISES)
     (free,) = (reads.weight.abs().sum(1) == 0).nonzero(as_tuple=True)
     read, written = (
         torch.randn(len(free), len(rows), generator=canvas.random) @ rows for _ in range(2)

@@ -182,7 +182,8 @@ def _rows(
         hits, dtype=torch.float64
     )  # (T, 1 + GRADES), 1 where the graft is found
     shares_RG = _resampled(found_TG, trials)
-    found_G, (low_G, high_G) = found_TG.mean(0), percentiles(shares_RG)
+    found_G = found_TG.mean(0)
+    low_G, high_G = percentiles(shares_RG)
     about, counts = (
         (name, detector, direction),
         (len(trials), len({trial.network for trial in trials})),
@@ -192,10 +193,8 @@ def _rows(
         scores = [trial.scores[grade][detector] for trial in trials]
         shown = sum(trial.shown[grade] for trial in trials) / len(trials)
         share, low, high = (float(of_grades[grade]) for of_grades in (found_G, low_G, high_G))
-        auroc, numbers = (
-            sum(score.auroc for score in scores) / len(scores),
-            sum(score.complete for score in scores),
-        )
+        auroc = sum(score.auroc for score in scores) / len(scores)
+        numbers = sum(score.complete for score in scores)
         grades.append(
             Grade(*about, grade, float(amount), shown, share, low, high, auroc, *counts, numbers)
         )

@@ -164,7 +164,8 @@ def causal_gates(
 
     with inspecting(model, gradients=True), gates.fixed(factors):
         begin = fit("start", torch.full_like(gates.values, BEGIN), 0.0, start_steps)
-        plus, minus = fit("plus", begin, weight, steps), fit("minus", begin, -weight, steps)
+        plus = fit("plus", begin, weight, steps)
+        minus = fit("minus", begin, -weight, steps)
         start, plus, minus = (logits.sigmoid() for logits in (begin, plus, minus))
     role = roles(plus, minus, threshold).masked_fill(factors == 0, ROLES.index("closed"))
     plus, minus, start = (

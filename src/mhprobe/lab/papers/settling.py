@@ -94,7 +94,8 @@ class Settling(L.Callback):
     def _write(self, trainer: L.Trainer) -> None:
         if trainer.is_global_zero and self.rows:
             data: ImageData = trainer.datamodule  # type: ignore[attr-defined]
-            alike, of = agreement(self.scores), Sample(data.sizes["val"], "validation")
+            alike = agreement(self.scores)
+            of = Sample(data.sizes["val"], "validation")
             self.report.data, drawn = (
                 data.source.name,
                 training.settling(self.rows, alike, of.images),

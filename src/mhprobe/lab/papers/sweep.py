@@ -23,8 +23,13 @@ from mhprobe.report.tables import Table, from_rows
 from mhprobe.stats.survival import Survivors, survivors
 
 METRICS = (
-    *("gates/kept", "gates/heads", "gates/binary_accuracy", "test/accuracy"),
-    *("gates/binary_loss", "test/loss", "test/images"),
+    "gates/kept",
+    "gates/heads",
+    "gates/binary_accuracy",
+    "test/accuracy",
+    "gates/binary_loss",
+    "test/loss",
+    "test/images",
 )
 Groups = dict[str, list[tuple[str, ...]]]  # by division (A,) the groups of each head
 
@@ -112,7 +117,8 @@ def write(
     if whole is None and right is not None and right.images == first.images:
         whole = float(right.right.double().mean())
     whole = _whole(whole, first.description) if isinstance(whole, Path) else whole
-    images, heads = int(first.metrics["test/images"]), int(first.metrics["gates/heads"])
+    images = int(first.metrics["test/images"])
+    heads = int(first.metrics["gates/heads"])
     report = Report(folder, style=style)
     report.origin, report.data, report.images = (
         origin,

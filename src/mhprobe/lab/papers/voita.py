@@ -105,10 +105,8 @@ def run(cfg: Config, folder: Path) -> None:
     adjusted = holm(torch.tensor([row.p for row in rows[1:]], dtype=torch.float64)).tolist()
     rows[1:] = [row._replace(p_holm=p) for row, p in zip(rows[1:], adjusted, strict=True)]
     if rank() == 0:
-        facts, probe = (
-            origin(cfg.command, folder),
-            None if options.probe is None else Path(options.probe),
-        )
+        facts = origin(cfg.command, folder)
+        probe = None if options.probe is None else Path(options.probe)
         write(
             folder, rows, data, cfg.style, facts, sweep.survivors_of(sweep.collect(folder), probe)
         )

@@ -63,7 +63,8 @@ class TorchPruning:
         more is left at each
         ratio that is tried: it never takes a whole layer.
         """
-        limits, layout = within(model, target).limits, layout_of(model)
+        limits = within(model, target).limits
+        layout = layout_of(model)
         assert limits is not None
         for site in layout.of("neuron").sites:
             if isinstance(model.get_submodule(site.name), GluMlp):
@@ -170,7 +171,8 @@ def _searched(at: Callable[[float], Tensor], target: Target) -> Tensor:
         for _ in range(HALVINGS):
             ratio = (low + high) / 2
             mask = at(ratio)
-            least = min(least, now := target.left(mask))
+            now = target.left(mask)
+            least = min(least, now)
             if now <= target.value:
                 high, best = ratio, mask
             else:

@@ -34,8 +34,10 @@ class GreedySearch(Order):
     def paths(
         self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None
     ) -> list[Path]:
-        length, search = units.steps(steps), self._search(units)
-        order, spent = list[int](), list[int]()
+        length = units.steps(steps)
+        search = self._search(units)
+        order = list[int]()
+        spent = list[int]()
         exhaustive = [
             (len(units) - number) * evaluate.images for number in range(length)
         ]  # at most: without limits

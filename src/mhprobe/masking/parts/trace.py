@@ -116,10 +116,8 @@ class Curve:
             )
         )
         accuracy, low, high = t_interval(runs.accuracy)
-        shares, changes = (
-            (low.clamp(min=0), high.clamp(max=1)),
-            (*t_interval(runs.difference), *t_interval(runs.delta)),
-        )
+        shares = (low.clamp(min=0), high.clamp(max=1))
+        changes = (*t_interval(runs.difference), *t_interval(runs.delta))
         return Points(runs.heads.mean(0), accuracy, runs.loss.mean(0), *shares, *changes)
 
     @property
@@ -171,12 +169,11 @@ def trace(
     distinct, place = torch.unique(torch.cat([unmasked, *masks]), dim=0, return_inverse=True)
     scores = evaluate(distinct)
     images, right = torch.tensor(scores.images), scores.right[place[0]]
-    both, lost, won = (
-        (scores.right & right).sum(1),
-        (~scores.right & right).sum(1),
-        (scores.right & ~right).sum(1),
-    )
-    p, down = mcnemar(lost, won), paired_difference(both, lost, won, images)
+    both = (scores.right & right).sum(1)
+    lost = (~scores.right & right).sum(1)
+    won = (scores.right & ~right).sum(1)
+    p = mcnemar(lost, won)
+    down = paired_difference(both, lost, won, images)
     change = (won - lost).double() / images, -down[1], -down[0]
     losses = scores.losses - scores.losses[place[0]]
     accuracy = scores.accuracy, scores.mean_loss, *wilson(scores.correct, images)
@@ -300,7 +297,8 @@ def _masked(curve: Curve) -> dict[str, float]:
 
 def area(points: Points, until: float) -> float:
     """Mean accuracy from no head masked to ``until`` (trapezoids, straight lines between points)."""
-    heads, accuracy = points.heads.numpy(), points.accuracy.numpy()
+    heads = points.heads.numpy()
+    accuracy = points.accuracy.numpy()
     x = np.append(heads[heads < until], until)
     return float(np.trapezoid(np.interp(x, heads, accuracy), x)) / until
 

@@ -286,8 +286,10 @@ def until(
     the network gains.
     """
     limits = limits or Limits(layout)
-    site_of, left_of_site = layout.site_of_head.tolist(), [site.num_heads for site in layout.sites]
-    off, gone = torch.zeros(layout.num_heads, dtype=torch.bool), list[int]()
+    site_of = layout.site_of_head.tolist()
+    left_of_site = [site.num_heads for site in layout.sites]
+    off = torch.zeros(layout.num_heads, dtype=torch.bool)
+    gone = list[int]()
     for number in sorted(range(len(sets)), key=price_G.__getitem__):
         if limits.reached(off) or len(gone) == steps:
             break
@@ -313,7 +315,8 @@ def until(
 
 def bundled(sets: Sequence[Tensor], layout: HeadLayout) -> Path:
     """The path through these sets in at most STEPS steps, each of about as many."""
-    heads, size = layout.of("head").num_heads, -(-len(sets) // STEPS) or 1
+    heads = layout.of("head").num_heads
+    size = -(-len(sets) // STEPS) or 1
     starts = range(0, len(sets), size)
     added = torch.zeros(len(starts), layout.num_heads, dtype=torch.bool)
     for step, start in zip(added, starts, strict=True):

@@ -48,7 +48,8 @@ class Exact(Search):
             scores = evaluate(step.masks)
             best = step.winner(scores)
             return Choice(best, Scores(scores.right[best, None], scores.losses[best, None]))
-        seen, first = Seen(step, evaluate), torch.tensor([0])
+        seen = Seen(step, evaluate)
+        first = torch.tensor([0])
         if step.before is None:
             seen.look(first, every)  # to find hard images
         pieces = self._pieces(step.before or seen.scores(first, every), step.prefers)

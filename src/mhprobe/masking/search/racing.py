@@ -70,7 +70,8 @@ class Racing(Search):
         generator = torch.Generator().manual_seed(self.seed + step.number)
         order = torch.randperm(evaluate.images, generator=generator)
         log_level = math.log(2 * rivals / self.delta)
-        seen, alive = Seen(step, evaluate), torch.arange(len(step.units))
+        seen = Seen(step, evaluate)
+        alive = torch.arange(len(step.units))
         for end in range(self.batch, len(order) + self.batch, self.batch):
             past = order[:end]
             seen.look(alive, past[end - self.batch :])

@@ -66,7 +66,8 @@ class MeanOverImages(Measure):
             sums = self.image_sums.clone().requires_grad_()
             value = function(sums)
             (slope,) = torch.autograd.grad(value.sum(), sums)
-        sums, value = sums.detach(), value.detach()
+        sums = sums.detach()
+        value = value.detach()
         spread = self.image_products - sums[:, None] * sums / max(images, 1)
         square = torch.einsum("k...,l...,kl...->...", slope, slope, spread)
         whole = torch.einsum(

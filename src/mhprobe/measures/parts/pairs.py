@@ -205,7 +205,8 @@ class Similarity(Measure):
     def finish(self) -> dict[str, Tensor]:
         self.check_rows()
         columns: dict[str, Tensor] = {}
-        count, width = len(self.names), max(width for _, width in self.shapes)
+        count = len(self.names)
+        width = max(width for _, width in self.shapes)
         dead = torch.zeros(count, dtype=torch.bool)
         by_group = ranks.in_turn(self._of_group, len(self.groups))
         for group in reversed(range(len(by_group))):  # where groups overlap the first counts

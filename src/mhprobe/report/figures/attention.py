@@ -52,7 +52,8 @@ def offset_maps(
     widest = max(site.num_heads for site in layout.sites)
     side = min(0.55, 6.6 / widest)  # inches per map
     left, bottom = 0.6, 0.5
-    wide, tall = max(1.2, side * widest), style.matrix_height(layout, side)
+    wide = max(1.2, side * widest)
+    tall = style.matrix_height(layout, side)
     bar_tall = min(max(tall, 2.0), 3.0)
     top = bottom + max(tall, bar_tall)
     # even attention gives each offset a few per cent only: a square root keeps such patterns
@@ -107,7 +108,8 @@ def range_profile(
     layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS
 ) -> Figure:
     """Share of attention within a radius, over the radius in input pixels; dashed for even attention."""
-    inside, even = columns["mass"].double().cumsum(1), columns["uniform_mass"].double().cumsum(1)
+    inside = columns["mass"].double().cumsum(1)
+    even = columns["uniform_mass"].double().cumsum(1)
     edges = (0.6, 0.5, 0.4, 0.55)  # at the top a line for the legend
     with style.grid(len(layout.sites), (1.25, 1.15), (0.4, 0.62), edges, 4.0) as (figure, places):
         for number, (axes, first, last) in enumerate(places):
@@ -168,7 +170,8 @@ def kind_ratios(
     finite = ratio[ratio.isfinite()].abs()
     most = finite.quantile(_INSIDE).item() if len(finite) else 0.0
     limit = next((end for end in _ENDS if most <= end), _ENDS[-1])
-    wide, tall = min(7.5, max(2.5, 0.12 * layout.num_heads)), 0.2 * len(kinds)
+    wide = min(7.5, max(2.5, 0.12 * layout.num_heads))
+    tall = 0.2 * len(kinds)
     with style.panel((wide, tall), (0.95, 0.5, 1.25, 0.2)) as (figure, axes):
         look: Any = {"cmap": style.shades("RdBu_r"), "norm": None, "vmin": -limit, "vmax": limit}
         image = style.picture(axes, ratio, interpolation="none", **look)
@@ -234,10 +237,8 @@ def slopes_by_layer(
                 kinds[0]
             )  # the colour of a kind is that of it in the control
             shade, marker = style.colour(number)
-            dashes, x = (
-                "-" if number < len(COLOURS) else "--",
-                [site.block for site in layout.sites],
-            )
+            dashes = "-" if number < len(COLOURS) else "--"
+            x = [site.block for site in layout.sites]
             axes.plot(x, line, dashes, color=shade, marker=marker, markersize=3, label=texts[kinds])
         axes.set(
             yscale="log",
@@ -271,8 +272,10 @@ def special_keys(
     layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS
 ) -> Figure:
     """Ratio of slopes over share of attention; heads without special keys are left out."""
-    depth, shades = [site.block for _, _, site in layout], style.block_shades(layout)
-    attention, ratio = columns["attention"].double(), columns["value"].double()
+    depth = [site.block for _, _, site in layout]
+    shades = style.block_shades(layout)
+    attention = columns["attention"].double()
+    ratio = columns["value"].double()
     with style.panel((2.9, 2.3), (0.65, 0.5, 1.05, 0.2)) as (figure, axes):
         axes.scatter(
             attention.tolist(), ratio.tolist(), c=depth, norm=shades.norm, s=14, linewidths=0
@@ -303,7 +306,8 @@ def relations(
         names["relations"],
         torch.tensor(style.side_by_side(layout, 0.6)),
     )  # none hides another
-    blocks, first = torch.tensor([site.block for site in layout.sites]), list(layout.offsets[:-1])
+    blocks = torch.tensor([site.block for site in layout.sites])
+    first = list(layout.offsets[:-1])
     edges = (0.55, 0.45, 0.3, 0.4)
     with style.grid(len(titles), (1.7, 1.7), (0.25, 0), edges, per_row=len(titles)) as (
         figure,

@@ -101,11 +101,10 @@ def claims_matrix(rows: Sequence[Mapping[str, Any]], networks: Sequence[str]) ->
         key=lambda row: [sum(row[name] == word for name in networks) for word in WORDS],
         reverse=True,
     )
-    tall, wide = 0.17 * len(order), CELL * len(networks)
-    left, bottom = (
-        0.25 + 0.062 * max(len(row["claim"]) for row in order),
-        0.3 + 0.05 * max(map(len, networks)),
-    )
+    tall = 0.17 * len(order)
+    wide = CELL * len(networks)
+    left = 0.25 + 0.062 * max(len(row["claim"]) for row in order)
+    bottom = 0.3 + 0.05 * max(map(len, networks))
     right = max(0.2, LEGEND - left - wide)
     with style.panel((wide, tall), (left, bottom, right, 0.4)) as (figure, axes):
         for y, row in enumerate(order):

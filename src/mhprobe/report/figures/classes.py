@@ -30,7 +30,8 @@ def class_matrix(
     heads, count = value.shape
     row = max(0.055, min(0.16, 6.0 / heads))  # inches
     column = min(0.42, max(0.1, 4.0 / count))
-    wide, tall = max(column * count, 2.4), max(row * heads, 1.8)
+    wide = max(column * count, 2.4)
+    tall = max(row * heads, 1.8)
     bar_tall = min(tall, 3)
     text = style.wrapped(text, bar_tall)
     edges = (1.0, 1.05 + 0.16 * len(below), 1.15 + 0.15 * text.count("\n"), 0.15)
@@ -99,7 +100,8 @@ def logits(
     layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS
 ) -> Figure:
     """One row per head, sites parted by white lines, one column per class; from the columns "own", "own_p" (A, C)."""
-    value, p = columns["own"].double(), columns["own_p"].double()
+    value = columns["own"].double()
+    p = columns["own_p"].double()
     classes = [
         short(name, LONGEST) for name in names.get("own", [*map(str, range(value.shape[1]))])
     ]
@@ -130,10 +132,8 @@ def classes_at_steps(
     """
     drop = 100 * (accuracy[:1] - accuracy)[1:].double()
     deep, classes = drop.shape
-    wide_cell, tall_cell = (
-        max(0.24, min(0.42, 6.5 / classes)),
-        max(0.08, min(0.24, 5.0 / max(deep, 1))),
-    )
+    wide_cell = max(0.24, min(0.42, 6.5 / classes))
+    tall_cell = max(0.08, min(0.24, 5.0 / max(deep, 1)))
     wide, tall = wide_cell * classes, max(tall_cell * deep, 0.8)
     whole = zip(names, accuracy[0].tolist(), strict=True)
     labels = [f"{short(name, LONGEST)} ({100 * base:.0f} %)" for name, base in whole]

@@ -51,16 +51,13 @@ def coefficients(
             rho_HHR, null_HHR = columns["rho"][span, span], columns["null_rho"][span, span]
             a, b = torch.triu_indices(len(rho_HHR), len(rho_HHR), 1)
             rho_PR, null_PR = rho_HHR[a, b], null_HHR[a, b]
-            index, there = (
-                range(1, rho_PR.shape[1] + 1),
-                (~rho_PR.isnan()).any(0),
-            )  # no pair may get that far
+            # no pair may get that far
+            index = range(1, rho_PR.shape[1] + 1)
+            there = (~rho_PR.isnan()).any(0)
             low, high = rho_PR.new_zeros(2, len(index))
             if len(a):
-                low, high = (
-                    rho_PR.nan_to_num(torch.inf).amin(0),
-                    rho_PR.nan_to_num(-torch.inf).amax(0),
-                )
+                low = rho_PR.nan_to_num(torch.inf).amin(0)
+                high = rho_PR.nan_to_num(-torch.inf).amax(0)
             band = axes.fill_between(
                 index, low, high, where=there.tolist(), color=COLOURS[0], alpha=0.25, linewidth=0
             )
@@ -205,12 +202,11 @@ def modes(
     ):
         for number, axes in enumerate(panels):
             span = layout.span(number)
-            low, high = (
-                columns["null_low"][span].mean().item(),
-                columns["null_high"][span].mean().item(),
-            )
+            low = columns["null_low"][span].mean().item()
+            high = columns["null_high"][span].mean().item()
             band = axes.axhspan(low, high, color="0.85", linewidth=0, zorder=0)
-            x, y = share[span].flatten(), columns["cosine"][span].flatten()
+            x = share[span].flatten()
+            y = columns["cosine"][span].flatten()
             finite = x.isfinite() & y.isfinite()
             dots = axes.scatter(
                 x[finite], y[finite], s=4, linewidths=0, alpha=0.6, color=COLOURS[0]

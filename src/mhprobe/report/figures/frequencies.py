@@ -25,7 +25,8 @@ def spectrum(
 ) -> Figure:
     """Spectra from "spectrum" (A, K), "stream" (L, 3, K), "frequencies" (1, K); NaN is left out."""
     frequencies = columns["frequencies"][0]
-    spectra, stream = columns["spectrum"].double(), columns["stream"][:, _AFTER_MLP].double()
+    spectra = columns["spectrum"].double()
+    stream = columns["stream"][:, _AFTER_MLP].double()
     shown = torch.cat([spectra.flatten(), stream.flatten()])
     shown = shown[shown.isfinite()]
     room = 0.05 * float(shown.max() - shown.min()) or 1.0
@@ -37,10 +38,8 @@ def spectrum(
     with style.layer_panels(layout, size, edge, labels, least=0) as (figure, panels):
         axes = style.place(figure, left, bottom, 1.9, tall)
         for block, row in enumerate(stream):
-            shade, finite = (
-                style.shades("viridis_r")(0.1 + 0.9 * block / max(1, len(stream) - 1)),
-                row.isfinite(),
-            )
+            shade = style.shades("viridis_r")(0.1 + 0.9 * block / max(1, len(stream) - 1))
+            finite = row.isfinite()
             axes.plot(frequencies[finite], row[finite], color=shade, linewidth=1.3)
         _frequency_frame(axes, limits)
         axes.set_title(f"stream after block 0 (light) to {len(stream) - 1} (dark)", pad=4)
@@ -76,7 +75,8 @@ def depth_variance(
     layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS
 ) -> Figure:
     """Depth profiles from "variance" (L, 3) and "stream" (L, 3, K), a line per stage."""
-    variance, stream = columns["variance"].double(), columns["stream"].double()
+    variance = columns["variance"].double()
+    stream = columns["stream"].double()
     last = (stream[:, 0].isfinite() * torch.arange(1, 1 + stream.shape[2])).argmax(
         1
     )  # highest frequency of the grid

@@ -38,7 +38,8 @@ def headbench(rows: Sequence[Any]) -> Figure:
         for (axes, first, _), family in zip(places, families, strict=True):
             values = torch.full((len(names), len(plants)), torch.nan)
             for row in (row for row in rows if row.family == family):
-                y, x = names.index(row.measure), plants.index(row.plant)
+                y = names.index(row.measure)
+                x = plants.index(row.plant)
                 values[y, x] = row.auroc
                 text = f"{row.auroc:.2f}".lstrip("0").replace("1.00", "1")
                 axes.text(x, y, text, ha="center", va="center", size=6)
@@ -83,10 +84,8 @@ def sensitivity(grades: Sequence[Any], sensitivities: Sequence[Any]) -> Figure:
                     point for point in grades if (point.graft, point.measure) == (kind, row.measure)
                 ]
                 aside = 0.04 * (order - len(mine) / 2)
-                x, y = (
-                    [point.grade + aside for point in points],
-                    [100 * point.found for point in points],
-                )
+                x = [point.grade + aside for point in points]
+                y = [100 * point.found for point in points]
                 shade, marker = style.colour(order)
                 half, low, high = (
                     f"{at:.1f}" if at < math.inf else "never"

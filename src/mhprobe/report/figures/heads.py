@@ -84,7 +84,8 @@ def _ranked(axes: Axes, layout: HeadLayout, columns: Mapping[str, Tensor], label
     stroke = min(2.0, 120 / len(rank))
     text = "heads, ranked"
     if "low" in columns and "high" in columns:
-        low, high = columns["low"].double()[order], columns["high"].double()[order]
+        low = columns["low"].double()[order]
+        high = columns["high"].double()[order]
         axes.vlines(rank, low.tolist(), high.tolist(), color="#56B4E9", linewidth=stroke)
         text = "heads, ranked (bars: 95 % interval)"
     axes.plot(rank, value[order].tolist(), ".", color="#0072B2", markersize=3)
@@ -127,7 +128,8 @@ def accuracy_without(
     whole = 100 * columns["accuracy"].double().flatten()[0]
     cell = max(0.22, min(0.42, 8.0 / max(site.num_heads for site in layout.sites)))
     left, tall = 0.6, style.matrix_height(layout, cell)
-    wide, bar_tall = cell * max(site.num_heads for site in layout.sites), min(max(tall, 1.6), 3.0)
+    wide = cell * max(site.num_heads for site in layout.sites)
+    bar_tall = min(max(tall, 1.6), 3.0)
     top = 0.5 + max(tall, bar_tall)
     with style.canvas((max(left + wide + 1.1, 4.2), top + 0.45)) as figure:
         cmap, norm = style.scale(drop)
@@ -166,7 +168,8 @@ def accuracy_without(
 def sorted_heads(layout: HeadLayout, values: Mapping[str, Tensor]) -> Figure:
     """Heads of every layer sorted by the first of some values. values: (A,) each by their label."""
     by, first_value = next(iter(values.items()))
-    heads, deep = max(site.num_heads for site in layout.sites), len(layout.sites)
+    heads = max(site.num_heads for site in layout.sites)
+    deep = len(layout.sites)
     cell = max(0.14, min(0.28, 3.2 / heads))
     size, edges = (cell * heads, cell * deep), (0.55, 0.45, 0.95, 0.4 + max(0.0, 1.2 - cell * deep))
     parts = [part.double().nan_to_num(-torch.inf) for part in layout.split(first_value)]
@@ -207,7 +210,8 @@ def functions(
     functions: (A,) bool by name; the legend counts the heads of each. rules: the condition of each,
     and of "mixed".
     """
-    heads, deep = max(site.num_heads for site in layout.sites), len(layout.sites)
+    heads = max(site.num_heads for site in layout.sites)
+    deep = len(layout.sites)
     marks = {**functions, "mixed": ~torch.stack(list(functions.values())).any(0)}
     wide_cell = max(0.26, min(0.5, 6.0 / heads))
     left, tall = 0.55, max(0.3 * deep, 0.32 * len(marks))
@@ -254,10 +258,8 @@ def by_depth(
 
     The means of "uniform" or "chance" in each layer are a dashed line, of "random_init" dotted.
     """
-    value, spans = (
-        columns["value"].double(),
-        [layout.span(number) for number in range(len(layout.sites))],
-    )
+    value = columns["value"].double()
+    spans = [layout.span(number) for number in range(len(layout.sites))]
     blocks = [site.block for site in layout.sites]
     step = min(0.45, 5.5 / len(blocks))
     edges = (0.75, 0.5, 1.75 if "random_init" in columns else 1.45, 0.2)
@@ -303,7 +305,8 @@ def drop_histogram(
     width = max(
         float(drop.max() - drop.min()) / 20, 0.1
     )  # heads that change nothing are a bar, too
-    first, last = int(float(drop.min()) // width), int(float(drop.max()) // width) + 1
+    first = int(float(drop.min()) // width)
+    last = int(float(drop.max()) // width) + 1
     edges = [number * width for number in range(first, last + 1)]
     with style.panel((3.4, 1.95), (0.55, 0.5, 0.25, 0.3)) as (figure, axes):
         shares, texts = (
@@ -432,7 +435,9 @@ def before_tuning(
     """
     blocks = [site.block for site in layout.sites]
     step = min(0.62, 7.4 / len(blocks))
-    wide, tall, at = max(2.2, step * len(blocks)), 1.1, style.side_by_side(layout, 0.8)
+    wide = max(2.2, step * len(blocks))
+    tall = 1.1
+    at = style.side_by_side(layout, 0.8)
     cells = (
         style.ticks(site.num_heads, 2.4 * step / site.num_heads) for _, _, site in layout
     )  # small numbers

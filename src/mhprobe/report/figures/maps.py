@@ -111,7 +111,8 @@ def _overlay(axes: Axes, picture: Tensor, judged: Judged, row: int, smooth: bool
     axes.set_axis_off()
     frame(axes, judged.query, values.shape, picture.shape[-2:])
     figure: Any = axes.figure
-    (wide, tall), box = style.inches(figure), axes.get_position()
+    wide, tall = style.inches(figure)
+    box = axes.get_position()
     below = style.place(figure, box.x0 * wide, box.y0 * tall - 0.09, _SIDE, 0.05)
     bar = figure.colorbar(over, cax=below, orientation="horizontal")
     bar.outline.set_visible(False)
@@ -164,7 +165,8 @@ def attention_masks(
             )
             for column, number in enumerate(chosen, 1):
                 left, mask = gap + column * (side + gap), masks[number][row].float()
-                least, greatest = mask.min(), mask.max()
+                least = mask.min()
+                greatest = mask.max()
                 share = (mask - least) / (greatest - least).clamp(min=1e-12)
                 share = interpolate(share[None, None], size=picture.shape[-2:], mode="bilinear")[
                     0, 0
@@ -322,7 +324,8 @@ def surfaces(space: Tensor, channels: Tensor, blocks: Sequence[int]) -> Figure:
 def segmentation(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Scores of maps. rows: map, score, value, low, high; in [0, 1]."""
     maps, scores = (list(dict.fromkeys(row[key] for row in rows)) for key in ("map", "score"))
-    size, edges = (1.55, 0.24 * len(maps)), (0.3 + 0.062 * max(map(len, maps)), 0.4, 0.2, 0.35)
+    size = (1.55, 0.24 * len(maps))
+    edges = (0.3 + 0.062 * max(map(len, maps)), 0.4, 0.2, 0.35)
     with style.grid(len(scores), size, (0.2, 0), edges, per_row=len(scores)) as (figure, places):
         for (axes, first, _), score in zip(places, scores, strict=True):
             for y, name in enumerate(maps):
@@ -367,8 +370,10 @@ def correspondence(layout: HeadLayout, compared: Mapping[str, Tensor]) -> Figure
 
     compared: itself, best_other (in [0, 1]), corresponds, chance, each (A,).
     """
-    step, at = min(0.6, 5.5 / len(layout.sites)), style.side_by_side(layout, 0.7)
-    same, expected = int(compared["corresponds"].sum()), compared["chance"].sum().item()
+    step = min(0.6, 5.5 / len(layout.sites))
+    at = style.side_by_side(layout, 0.7)
+    same = int(compared["corresponds"].sum())
+    expected = compared["chance"].sum().item()
     with style.panel((max(2.2, step * len(layout.sites)), 2.15), (0.6, 0.5, 1.75, 0.35)) as (
         figure,
         axes,

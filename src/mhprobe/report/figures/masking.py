@@ -72,7 +72,8 @@ def curves(
                     "linestyle": looks[curve.name][2],
                     "linewidth": 0.5,
                 }
-                x, y = _across(curve, over), (100 * curve.points.accuracy).tolist()
+                x = _across(curve, over)
+                y = (100 * curve.points.accuracy).tolist()
                 axes.plot(x, y, label=f"_{curve.name}, {curve.split}", **look)
             for chose in dict.fromkeys(curve.split for curve in chosen):
                 axes.plot([], [], color="0.3", linewidth=0.5, label=f"thin: {chose}, chosen on it")
@@ -132,10 +133,8 @@ def _curve(
     """Draw one curve with its band and its ring, or a single point with its interval."""
     shade, marker, dashes = look
     points = curve.points
-    heads, ends = (
-        _across(curve, over),
-        [(100 * part).tolist() for part in (points.accuracy, points.low, points.high)],
-    )
+    heads = _across(curve, over)
+    ends = [(100 * part).tolist() for part in (points.accuracy, points.low, points.high)]
     if len(heads) == 1:
         style.whiskers(axes, heads, ends, color=shade, marker=marker or "_", ms=4, label=name)
         return
@@ -299,7 +298,8 @@ def kinds_of_layers(rows: Sequence[Mapping[str, Any]], chance: float) -> Figure:
 )
 def masked_at_each_step(layout: HeadLayout, curves: Mapping[str, Tensor], most: int = 8) -> Figure:
     """A row of at most ``most`` grids per curve, whose masks are (steps + 1, A) bool, True off, step 0 first."""
-    deep, heads = len(layout.sites), max(site.num_heads for site in layout.sites)
+    deep = len(layout.sites)
+    heads = max(site.num_heads for site in layout.sites)
     wide, tall = 0.85, min(0.85, max(0.35, 0.85 * deep / heads))
     left, gap, down, top = 1.0, 0.14, 0.24, 0.1
     shown = {
@@ -349,10 +349,9 @@ def maskable(heads: Sequence[MaskedHead], similarity: str, inert: float) -> Figu
     shares = [max(head.write_share, 1e-3) for head, _ in points]
     above = ", above chance" if any(like.null is not None for _, like in points) else ""
     top = min(1.03, 1.15 * max([0.4, *(like.standing for _, like in points)]))
-    lowest, highest = (
-        0.8 * min([*shares, inert]),
-        1.25 * max([*shares, 1.0]),
-    )  # there may be no heads
+    # there may be no heads
+    lowest = 0.8 * min([*shares, inert])
+    highest = 1.25 * max([*shares, 1.0])
     digits = (1, 2, 5) if highest / lowest < 100 else (1,)  # more would run into each other
     edges = (0.68, 0.68 + 0.17 * (4 - beside) / 2, 0.42, 0.3)
     with style.grid(len(curves), (1.9, 1.9), (0.42, 0.42), edges, 3.5, per_row) as (figure, places):
@@ -365,10 +364,8 @@ def maskable(heads: Sequence[MaskedHead], similarity: str, inert: float) -> Figu
                     some = [
                         (h, like) for h, like in of if h.phase == phase and h.redundant == redundant
                     ]
-                    x, y = (
-                        [max(head.write_share, 1e-3) for head, _ in some],
-                        [like.standing for _, like in some],
-                    )
+                    x = [max(head.write_share, 1e-3) for head, _ in some]
+                    y = [like.standing for _, like in some]
                     axes.plot(
                         x,
                         y,

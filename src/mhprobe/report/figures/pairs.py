@@ -74,7 +74,8 @@ def pairwise(
             image = axes.imshow(
                 matrix.numpy(), cmap=cmap, norm=style.scale(matrix)[1] if per_matrix else norm
             )
-            finite, count = matrix[matrix.isfinite()], len(matrix)
+            finite = matrix[matrix.isfinite()]
+            count = len(matrix)
             limited = per_matrix and len(finite)
             axes.set_title(
                 f"{title}\n{rounded(finite.min())} to {rounded(finite.max())}"
@@ -129,7 +130,8 @@ def few_heads(
     value = style.without_diagonal(columns["value"])
     heads = value.isfinite().any(1).nonzero().flatten()
     shown = value[heads[:, None], heads]
-    places, count = list(layout), len(heads)
+    places = list(layout)
+    count = len(heads)
     shown_names = [f"{places[head][2].block}.{places[head][1]}" for head in heads.tolist()]
     side = max(1.2, 0.32 * count if count <= 16 else 5.0)
     control = style.control_of(columns)
@@ -315,7 +317,8 @@ def embedding(
     """One panel of all heads if layers were compared, else one per layer. Markers are clusters."""
     groups = _compared(layout, columns["value"])
     together = len(groups) < len(layout.sites)
-    points, cluster = columns["embedding"].double(), columns["cluster"].long()
+    points = columns["embedding"].double()
+    cluster = columns["cluster"].long()
     side = 3.4 if len(groups) == 1 else 1.5
     size, edges = (side, side), (0.65, 0.5, 0.9 if together else 0.15, 0.3)
     shades = style.block_shades(layout)
@@ -326,7 +329,8 @@ def embedding(
         for number, ((axes, first, last), sites) in enumerate(zip(places, groups, strict=True)):
             for flat in range(layout.offsets[sites[0]], layout.offsets[sites[-1] + 1]):
                 _, head, site = list(layout)[flat]
-                (x, y), kind = points[flat].tolist(), int(cluster[flat])
+                x, y = points[flat].tolist()
+                kind = int(cluster[flat])
                 shade = shades.to_rgba(site.block) if together else COLOURS[kind % len(COLOURS)]
                 axes.plot(
                     x, y, MARKERS[kind % len(MARKERS)], color=shade, ms=5 if together else 4, mew=0

@@ -182,10 +182,8 @@ def _groups_kept(axes: Axes, rows: Sequence[Survivors], by: str, heads: int) -> 
     axes.plot([0, heads], [0, 100], color="0.5", ls=":", lw=1, label="at random", zorder=1)
     last = max(1, len(groups) - 1)
     for number, group in enumerate(groups):
-        shade, marker = (
-            LABEL_SHADES.get(group, style.colour(number)[0]),
-            MARKERS[number % len(MARKERS)],
-        )
+        shade = LABEL_SHADES.get(group, style.colour(number)[0])
+        marker = MARKERS[number % len(MARKERS)]
         dashes = "--" if by != "label" and number >= len(COLOURS) else "-"
         shares: dict[int, list[float]] = {heads: [100.0]}
         for row in (row for row in rows if row.group == group):
@@ -231,7 +229,8 @@ def kept(layout: HeadLayout, left: Tensor) -> Figure:
 
     left: (A,) True for a unit that stays.
     """
-    heads, parts = layout.of("head"), zip(layout.sites, layout.split(left.float()), strict=True)
+    heads = layout.of("head")
+    parts = zip(layout.sites, layout.split(left.float()), strict=True)
     shares = {
         (site.stage, site.block): part.mean().item()
         for site, part in parts

@@ -127,7 +127,8 @@ def run_curves(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 def _legend_of(group: str, runs: set[int]) -> str:
     """Return the legend of a line and its band. runs: numbers of runs at its points."""
-    few, most = min(runs), max(runs)
+    few = min(runs)
+    most = max(runs)
     of = (
         "one run"
         if most == 1
@@ -186,7 +187,8 @@ def scatter(
     """A panel per measure: name, (A,) value on the first and on the second data set, and their correlation."""
     size, gap, edges = (1.45, 1.45), (0.66, 0.8), (0.62, 0.5, 0.8, 0.5)  # above: two lines of title
     wide, tall = style.grid_size(len(measures), size, gap)
-    block, shades = torch.tensor([site.block for _, _, site in layout]), style.block_shades(layout)
+    block = torch.tensor([site.block for _, _, site in layout])
+    shades = style.block_shades(layout)
     with style.grid(len(measures), size, gap, edges) as (figure, places):
         for (axes, leftmost, last), (name, x, y, r) in zip(places, measures, strict=True):
             finite = x.isfinite() & y.isfinite()
@@ -216,7 +218,8 @@ def scatter(
 def agreement(ranking: Agreement, control: Agreement | None = None) -> Figure:
     """Spearman's rho, and overlap of the k best heads; below them a control's, if there is one."""
     rows = [(ranking, "")] + ([(control, ", random initialisation")] if control is not None else [])
-    count, edge = len(ranking.names), 0.2 + 0.065 * max(map(len, ranking.names))
+    count = len(ranking.names)
+    edge = 0.2 + 0.065 * max(map(len, ranking.names))
     side = max(2.1, 0.3 * count)
     edges = (edge, edge, 1.05, 0.3)  # right: a colour bar, as in the gap
     with style.grid(2 * len(rows), (side, side), (1.05, 0.45), edges, per_row=2) as (

@@ -203,7 +203,8 @@ def colour_bar(
 def bar_beside(axes: Axes, image: Any, label: str = "", gap: float = 0.12) -> Any:
     """Add the colour bar of ``image`` right of the axes, as tall as they are. gap: inches."""
     figure: Any = axes.figure
-    (wide, tall), box = inches(figure), axes.get_position()
+    wide, tall = inches(figure)
+    box = axes.get_position()
     return colour_bar(figure, image, box.x1 * wide + gap, box.y0 * tall, box.height * tall, label)
 
 
@@ -571,13 +572,16 @@ def mark(axes: Axes, chance: Tensor, control: Tensor) -> None:
     The bar's axis grows to reach them; if that would more than double it, they are written beyond
     its end.
     """
-    if len(chance) and _reaches(axes, "chance", mean := chance.mean().item()):
-        low, high = chance.min().item(), chance.max().item()
+    if len(chance) and _reaches(axes, "chance", chance.mean().item()):
+        mean = chance.mean().item()
+        low = chance.min().item()
+        high = chance.max().item()
         axes.axhspan(low, high, color="white", alpha=0.5, linewidth=0)
         for edge in {low, high} - {mean}:
             axes.axhline(edge, color="black", linewidth=0.4)
         _marked(axes, mean, f"chance {rounded(round(mean, 12) + 0.0)}", "black", 0.8)  # no "-1e-19"
-    if len(control) and _reaches(axes, "random init", mean := control.mean().item()):
+    if len(control) and _reaches(axes, "random init", control.mean().item()):
+        mean = control.mean().item()
         bottom, top = axes.get_ylim()
         tall = 72 * inches(axes.figure)[1] * axes.get_position().height  # points
         away = (mean - chance.mean().item()) / (top - bottom) * tall if len(chance) else tall
@@ -620,7 +624,8 @@ def _reaches(axes: Axes, name: str, level: float) -> bool:
     A level further away is written past the end of the axis, with an arrow.
     """
     bottom, top = axes.get_ylim()
-    low, high = min(bottom, level), max(top, level)
+    low = min(bottom, level)
+    high = max(top, level)
     if high - low > 2 * (top - bottom):
         up = level > top
         before = axes.get_title() if up else axes.get_xlabel()

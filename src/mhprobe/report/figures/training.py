@@ -25,7 +25,8 @@ def history(layout: HeadLayout, steps: Sequence[int], values: Tensor, label: str
     shades = style.block_shades(layout)
     with style.panel((3.6, 2.35), (0.65, 0.5, 0.95, 0.15)) as (figure, axes):
         for number, site in enumerate(layout.sites):
-            heads, shade = values[:, layout.span(number)].double(), shades.to_rgba(site.block)
+            heads = values[:, layout.span(number)].double()
+            shade = shades.to_rgba(site.block)
             axes.plot(
                 steps,
                 heads.numpy(),
@@ -144,7 +145,8 @@ def settling(
 
         spearman = torch.full((len(epochs), len(epochs)), torch.nan)
         for row in agreement:
-            a, b = epochs.index(row["epoch_a"]), epochs.index(row["epoch_b"])
+            a = epochs.index(row["epoch_a"])
+            b = epochs.index(row["epoch_b"])
             spearman[a, b] = spearman[b, a] = row["spearman"]
         _matrix(alike, spearman, "rank correlation of the heads' scores")
         shown = style.ticks(len(epochs), size[0] / len(epochs))

@@ -107,7 +107,8 @@ class Run:
         """Return the correct test images of the run's network, with no head masked, if it has kept them."""
         if self.files.tried(self.files.path, OUTCOMES, 100 * MB) is None:
             return None
-        right, share = read_outcomes(self.folder), self.metrics.get("test/accuracy")
+        right = read_outcomes(self.folder)
+        share = self.metrics.get("test/accuracy")
         if right is None:
             self.files.unread.append(f"{OUTCOMES}: damaged")
         elif share is not None and abs(float(right.right.double().mean()) - share) > 1e-6:

@@ -54,7 +54,8 @@ class Tally(Metric):
         if self.check_images:
             refuse_missed(self.seen)
         refuse_broken(self.broken > 0, "evaluation: the output of the model")
-        images, correct = self.seen.sum(), self.right.sum()
+        images = self.seen.sum()
+        correct = self.right.sum()
         means = {"accuracy": correct.double() / images, "loss": self.loss / images}
         return {**means, "correct": correct, "images": images, "right": self.right > 0}
 

@@ -51,10 +51,8 @@ def attention_masks(
         of_heads = looked_at(weights, site, Attention().who_looks(site)).double().cpu()
         even = 1 / (site.prefix_tokens + of_heads[0, 0].numel())
         masks.append((of_heads.mean(1) if over_heads == "mean" else of_heads.amax(1)) / even)
-    positions, labels = (
-        batch.index.tolist(),
-        [data.class_names[label] for label in batch.labels.tolist()],
-    )
+    positions = batch.index.tolist()
+    labels = [data.class_names[label] for label in batch.labels.tolist()]
     rows: list[list[Any]] = [
         [
             position,

@@ -85,7 +85,8 @@ def before_tuning(material: Material, before: Files, images: int = 500) -> dict[
             for epoch, of_heads in zip(epochs, points[k], strict=True)
         }
     labels = {name: label_of(measure, "norm") for name, measure in measures.items()}
-    drawn, table = heads.before_tuning(layout, columns, labels), tables.per_head(layout, columns)
+    drawn = heads.before_tuning(layout, columns, labels)
+    table = tables.per_head(layout, columns)
     results = {"before_tuning": Result(table, drawn, drawn="before_tuning")}
     for number, site in enumerate(layout.sites):
         span = layout.span(number)

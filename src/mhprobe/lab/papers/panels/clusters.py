@@ -93,7 +93,8 @@ def cluster(distance: Tensor, draws: int, seed: int) -> tuple[Tensor, float, flo
     """(N,) clusters of largest mean silhouette by distances (N, N); it, and its p among Gaussian clouds."""
     points = scaled(distance)
     number, observed = _cut(points)
-    generator, spread = torch.Generator().manual_seed(seed), points.std(0, correction=0)
+    generator = torch.Generator().manual_seed(seed)
+    spread = points.std(0, correction=0)
     clouds = (
         torch.randn(points.shape, generator=generator, dtype=torch.float64) * spread
         for _ in range(draws)

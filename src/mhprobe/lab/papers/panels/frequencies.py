@@ -41,9 +41,11 @@ class Accuracies(NamedTuple):
     def drop(self, before: Tensor, after: Tensor) -> dict[str, Tensor]:
         """Accuracy before - after by places in ``rows``, with 95 % (Newcombe), p (exact McNemar) and p_holm."""
         both = self.joint[before, after]
-        lost, won = self.joint.diagonal()[before] - both, self.joint.diagonal()[after] - both
+        lost = self.joint.diagonal()[before] - both
+        won = self.joint.diagonal()[after] - both
         low, high = paired_difference(both, lost, won, self.images)
-        p, drop = mcnemar(lost, won), (lost - won).double() / self.images
+        p = mcnemar(lost, won)
+        drop = (lost - won).double() / self.images
         return {"drop": drop, "drop_low": low, "drop_high": high, "p": p, "p_holm": holm(p)}
 
 
@@ -74,10 +76,12 @@ def accuracies(
             )
             joint += (right.double() @ right.double().mT).long()  # whole numbers far below 2^53
             total += batch.valid.sum()
-    joint, seen = ranks.total(joint).cpu(), ranks.total(total).cpu()
+    joint = ranks.total(joint).cpu()
+    seen = ranks.total(total).cpu()
     right = joint.diagonal()
     low, high = wilson(right, seen)
-    share, count = right.double() / seen, seen.expand_as(low)
+    share = right.double() / seen
+    count = seen.expand_as(low)
     of_way = {"accuracy": share, "accuracy_low": low, "accuracy_high": high, "images": count}
     against = Accuracies([], joint, seen).drop(torch.zeros_like(changes), changes)
     columns: dict[str, list[Any]] = {name: column.tolist() for name, column in of_way.items()}
@@ -190,7 +194,8 @@ def ends(ring: int, rings: int) -> dict[str, Any]:
 
 def inside(ring: int, rings: int, height: int, width: int) -> Tensor:
     """(height, width) bool, True for frequencies of ``torch.fft.fft2`` in the ring; frequency 0 is in none."""
-    down, across = torch.fft.fftfreq(height).double() * 2, torch.fft.fftfreq(width).double() * 2
+    down = torch.fft.fftfreq(height).double() * 2
+    across = torch.fft.fftfreq(width).double() * 2
     radius = torch.hypot(down[:, None], across[None])  # in units of pi
     return (radius > ring / rings) & (radius <= (ring + 1) / rings)
 

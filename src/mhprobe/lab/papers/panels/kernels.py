@@ -62,20 +62,23 @@ def kernels(material: Material, count: int = 6, images: int = 200) -> dict[str, 
 
 def slopes_of(embedding: nn.Module, images: Tensor, at_once: int = 10) -> tuple[Tensor, Tensor]:
     """(C, 3, k, k) mean slope over images of each channel at the middle patch, (C, C) mean of slope times slope."""
-    total, second = torch.zeros(()), torch.zeros(())
+    total = torch.zeros(())
+    second = torch.zeros(())
     with inspecting(embedding, gradients=True):
         for part in usable(images).split(at_once):
             pixels = part.detach().clone().requires_grad_()
             maps = embedding(pixels)
             row, column = (side // 2 for side in maps.shape[2:])
-            rows, columns = reach(embedding, row), reach(embedding, column)
+            rows = reach(embedding, row)
+            columns = reach(embedding, column)
             channels = maps[:, :, row, column].sum(0)  # images do not see each other
             whole = [
                 torch.autograd.grad(channel, pixels, retain_graph=True)[0] for channel in channels
             ]
             slope = torch.stack([grad[:, :, rows, columns] for grad in whole], 1)
             flat = slope.double().cpu().flatten(2)  # (B, C, P)
-            total, second = total + flat.sum(0), second + (flat @ flat.mT).sum(0)
+            total = total + flat.sum(0)
+            second = second + (flat @ flat.mT).sum(0)
     return (total / len(images)).unflatten(1, slope.shape[2:]), second / len(images)
 
 

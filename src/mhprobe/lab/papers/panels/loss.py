@@ -79,7 +79,8 @@ def eigenvalues(
         sdpa_kernel(SDPBackend.MATH),  # fused kernels have no second derivative
         meanwhile(weights, requires_grad=True),
     ):
-        images, labels = usable(images), usable(labels)
+        images = usable(images)
+        labels = usable(labels)
         loss = objective(model(images), labels, "loss").mean()
         slopes = torch.autograd.grad(loss, list(weights), create_graph=True, allow_unused=True)
         used, along = zip(
@@ -158,9 +159,11 @@ def losses(
     along: Sequence[Sequence[Tensor]],
 ) -> Tensor:
     """(S, S) float64 mean loss with the weights moved by ``places`` along the first and the second of ``along``."""
-    weights, means = dict(model.named_parameters()), list[float]()
+    weights = dict(model.named_parameters())
+    means = list[float]()
     with inspecting(model, gradients=False), torch.no_grad():
-        images, labels = usable(images), usable(labels)
+        images = usable(images)
+        labels = usable(labels)
         for a, b in itertools.product(places, repeat=2):
             steps = zip(weights.items(), *along, strict=True)
             moved = {

@@ -165,7 +165,8 @@ def heat(material: Material, images: int = 1000, kind: MapKind | None = None) ->
     median_right, median_wrong, auc, low, high, p. UserError where all are right, or all wrong.
     """
     heats, right = heats_of(material, kind or Rollout(), images).unbind(1)
-    hot, cold = heats[right > 0].tolist(), heats[right == 0].tolist()
+    hot = heats[right > 0].tolist()
+    cold = heats[right == 0].tolist()
     if not hot or not cold:
         raise UserError(
             f"heat: of {len(heats)} images {len(hot)} are right, expected some right and some "
@@ -218,10 +219,8 @@ def surfaces(material: Material, image: int = 0) -> dict[str, Result]:
     ).cpu()
     blocks = zip(last, size_LC.tolist(), strict=True)
     rows = [[block, channel, size] for block, sizes in blocks for channel, size in enumerate(sizes)]
-    table, drawn = (
-        Table(["block", "channel", "size"], rows),
-        figure.surfaces(rollout[0].cpu(), size_LC, last),
-    )
+    table = Table(["block", "channel", "size"], rows)
+    drawn = figure.surfaces(rollout[0].cpu(), size_LC, last)
     return {
         "surfaces": Result(table, drawn, of=material.of(1)).saying(
             "mean size", "the channel is more active"

@@ -118,7 +118,9 @@ def likeness(
         one, other = label[..., first_P], label[..., second_P]
         return torch.minimum(one, other) * len(groups) + torch.maximum(one, other)
 
-    kind_P, kind_DP, rows = kind(label_A), kind(dealt_DA), []
+    kind_P = kind(label_A)
+    kind_DP = kind(dealt_DA)
+    rows = []
     for (a, name_a), (b, name_b) in itertools.combinations_with_replacement(enumerate(groups), 2):
         here = kind_P == a * len(groups) + b
         if not here.any():
@@ -219,10 +221,8 @@ def classes_at_steps(material: Material) -> dict[str, Result]:
         score = material.described.evaluate(material, "test", material.described.named(curve.name))
         accuracy, p, p_holm = cells(score(trace.mask).right.cpu(), labels, data.num_classes)
         p, p_holm = (part * torch.nan if curve.optimistic else part for part in (p, p_holm))
-        off, columns = (
-            trace.mask.sum(1).tolist(),
-            {"accuracy": accuracy, "images": images.expand_as(accuracy)},
-        )
+        off = trace.mask.sum(1).tolist()
+        columns = {"accuracy": accuracy, "images": images.expand_as(accuracy)}
         columns |= {"drop": accuracy[:1] - accuracy, "p": p, "p_holm": p_holm}
         rows: list[dict[str, Any]] = [
             {"curve": curve.name, "step": trace.step[k], "heads_masked": off[k], "class": name}

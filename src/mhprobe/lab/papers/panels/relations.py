@@ -366,7 +366,8 @@ def collect(
         attn = [weights[:, 0, :, prefix:, prefix:] for weights in heads.need("attn", "probing")]
         every = torch.cat(attn, 1).float().cpu() * patches
         shown = batch.images.cpu()
-        facts, right = pair_facts(shown, grid), right_keys(shown, grid, centres)
+        facts = pair_facts(shown, grid)
+        right = right_keys(shown, grid, centres)
         for row in torch.nonzero(batch.valid).flatten().tolist():
             generator = torch.Generator().manual_seed(
                 material.seed * 1_000_003 + int(batch.index[row])

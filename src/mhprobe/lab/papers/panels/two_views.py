@@ -69,7 +69,8 @@ def two_views(material: Material, images: int = 500) -> dict[str, Result]:
         )
         return best(layout, chosen, judged)
 
-    (head, ways), (other, untrained) = best_of(material.model), best_of(material.untrained())
+    head, ways = best_of(material.model)
+    other, untrained = best_of(material.untrained())
     plain = views["test"].plain(list(layout)[head][2])
     scores: list[tuple[str, int | str, str, Tensor]] = [
         ("best head", head, *ways["best head"]),
@@ -127,10 +128,8 @@ class Views:
         """(N, 3) scores of images for each of WITHOUT_HEADS; NaN for an image without queries."""
         parts: list[Tensor] = []
         for batch in self():
-            places, opposite = (
-                places_of(site, batch.images.device),
-                other_half(site, batch.images.device),
-            )
+            places = places_of(site, batch.images.device)
+            opposite = other_half(site, batch.images.device)
             token = tokens_of(places, site)
             for images in batch.valid.nonzero().flatten().split(AT_ONCE):
                 true_bT = self.true(batch.index[images], site)
@@ -219,10 +218,8 @@ def correspondence(material: Material, images: int = 500) -> dict[str, Result]:
         for sums, site in zip(moments, layout.sites, strict=True)
     ]
     others = [cka.clone().fill_diagonal_(-torch.inf) for cka in alike]
-    itself, best = (
-        torch.cat([cka.diagonal() for cka in alike]),
-        torch.cat([cka.amax(1) for cka in others]),
-    )
+    itself = torch.cat([cka.diagonal() for cka in alike])
+    best = torch.cat([cka.amax(1) for cka in others])
     columns = {
         "itself": itself,
         "best_other": best.where(best.isfinite(), torch.nan),  # of a block's only head
