@@ -16,7 +16,7 @@ from typing import Any
 from mhprobe.io.nested import leaves
 
 _OURS = Path(__file__).parents[1]
-_PYTHONS = tuple(sysconfig.get_path(of) for of in ("stdlib", "platstdlib"))
+_PYTHONS = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib"))
 _INSTALLED = {"site-packages", "dist-packages"}
 _distributions = functools.cache(importlib.metadata.packages_distributions)
 
@@ -73,7 +73,7 @@ def our_digest(without: tuple[str, ...] = ()) -> str:
 
 
 def classes_in(package: Any, base: type) -> list[Any]:
-    """The classes derived from ``base`` that modules of a package define, but for abstract ones; imports them all."""
+    """Concrete classes derived from ``base`` that the modules of a package define. Imports all modules."""
     classes = []
     for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         for item in vars(importlib.import_module(info.name)).values():

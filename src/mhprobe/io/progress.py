@@ -128,7 +128,7 @@ def pace(rate: float) -> str:
 def _lines(description: str, total: int, unit: str) -> Iterator[Advance]:
     """Log a line a minute, and one at the end of work that took a while."""
     began = since = last_line = time.monotonic()
-    finished, earlier, whole = 0, 0, description
+    finished, earlier, work = 0, 0, description
 
     def advance(pieces: int, text: str | None = None, done: int | None = None) -> None:
         nonlocal last_line, finished, earlier, since, description
@@ -156,7 +156,7 @@ def _lines(description: str, total: int, unit: str) -> Iterator[Advance]:
     yield advance
     took = time.monotonic() - began
     level = logging.INFO if took > WORTH_A_LINE else logging.DEBUG
-    log.log(level, "%s: %s %s in %s", whole, f"{finished:,}", unit, duration(took))
+    log.log(level, "%s: %s %s in %s", work, f"{finished:,}", unit, duration(took))
 
 
 def duration(seconds: float) -> str:

@@ -48,11 +48,11 @@ def unpacked(path: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None:
     try:
         ordinary(path, None, "tensors")
         with safe_open(str(path), "pt") as file:
-            about = dict(file.metadata() or {})
+            metadata = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
     except (OSError, SafetensorError, ValueError, KeyError):
         return None
-    return (tensors, about) if about.pop(DIGEST, None) == digest(tensors, about) else None
+    return (tensors, metadata) if metadata.pop(DIGEST, None) == digest(tensors, metadata) else None
 
 
 def digest(tensors: Mapping[str, Any], about: Mapping[str, str] | None = None) -> str:
@@ -95,9 +95,9 @@ def read_outcomes(folder: Path) -> Outcomes | None:
 
 def write_masked(folder: Path, right: Mapping[str, Tensor], images: str) -> Path:
     """``folder/masked_outcomes.safetensors``: (N,) right test images of a masked network, by its curve."""
-    tensors = {name: of.to("cpu", torch.uint8) for name, of in right.items()}
-    about = {"images": images, "curves": json.dumps([*right])}
-    return files.write(folder / MASKED, packed(tensors, about))
+    tensors = {name: flags.to("cpu", torch.uint8) for name, flags in right.items()}
+    metadata = {"images": images, "curves": json.dumps([*right])}
+    return files.write(folder / MASKED, packed(tensors, metadata))
 
 
 def read_masked(folder: Path) -> dict[str, Outcomes]:
@@ -105,9 +105,9 @@ def read_masked(folder: Path) -> dict[str, Outcomes]:
     contents = unpacked(folder / MASKED)
     if contents is None or not {"images", "curves"} <= set(contents[1]):
         return {}
-    tensors, about = contents
+    tensors, metadata = contents
     try:
-        curves = [name for name in json.loads(about["curves"]) if name in tensors]
+        curves = [name for name in json.loads(metadata["curves"]) if name in tensors]
     except (ValueError, TypeError):
         return {}
-    return {name: Outcomes(tensors[name].bool(), about["images"]) for name in curves}
+    return {name: Outcomes(tensors[name].bool(), metadata["images"]) for name in curves}

@@ -69,15 +69,15 @@ def faithfulness(
     with inspecting(model, gradients=False):
         images = usable(images)
         mean_colour = images.mean((2, 3), keepdim=True).expand_as(images)
-        whole = logits_of(model(images), model)
-        refuse_broken(broken(whole), "faithfulness: the output of the model")
-        target = whole.argmax(1, keepdim=True)
+        outputs_BK = logits_of(model(images), model)
+        refuse_broken(broken(outputs_BK), "faithfulness: the output of the model")
+        target = outputs_BK.argmax(1, keepdim=True)
 
         def watched(images: Tensor) -> Tensor:
             """(B,) probability of the class of the whole image, or cosine to its features."""
             outputs = logits_of(model(images), model).double()
             if features:
-                return F.cosine_similarity(outputs, whole.double(), dim=1)
+                return F.cosine_similarity(outputs, outputs_BK.double(), dim=1)
             return outputs.softmax(1).gather(1, target).squeeze(1)
 
         def areas(order: Tensor) -> tuple[Tensor, Tensor]:

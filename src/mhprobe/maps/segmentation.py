@@ -25,11 +25,17 @@ def overlap(maps: Tensor, mask: Tensor) -> Tensor:
     pixels = F.interpolate(maps[:, None].double(), size=mask.shape[-2:], mode="bilinear")[
         :, 0
     ].flatten(1)
-    shown = mask.flatten(1)
+    object_BP = mask.flatten(1)
     hot = pixels > pixels.mean(1, keepdim=True)
-    parts = (hot == shown, hot & shown, hot | shown, ~hot & ~shown, ~hot | ~shown)
+    parts = (
+        hot == object_BP,
+        hot & object_BP,
+        hot | object_BP,
+        ~hot & ~object_BP,
+        ~hot | ~object_BP,
+    )
     return torch.stack(
-        [*(part.double().mean(1) for part in parts), average_precision(pixels, shown)], 1
+        [*(part.double().mean(1) for part in parts), average_precision(pixels, object_BP)], 1
     )
 
 

@@ -7,8 +7,9 @@ et al. 2024 ("Isomorphic Pruning", ECCV, arXiv 2407.04616)
 compare scores of like structures alone: units go by their rank in their group, and every group
 loses the same share.
 
-Scores are taken once, with all units on, and summed over a set. A unit of a score below 0, the
-lowest per cost first, is not given back at the target, though the target may be met without it.
+Scores are taken once, with all units on, and summed over a set. Units of negative score go first,
+the lowest per cost before the others. They are not put back, even if the target is met without
+them.
 
 Shapes: A units of all sites, G sets that go together.
 """

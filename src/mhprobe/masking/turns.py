@@ -31,7 +31,7 @@ from mhprobe.masking.knapsack import going_together, refuse_multiple
 from mhprobe.masking.parts.units import bundled, saving_of_each, savings
 
 Trial = Callable[[Tensor], Scores]
-"""(M, A) masks -> their scores on the images that losses are of."""
+"""(M, A) masks -> their scores on the images on which losses are computed."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class Turns(KeepBest):
 
     turns: number of equal parts of the way. multiple: as for ``Knapsack``.
 
-    shown: number of images that losses are of, None for all; slopes are of all.
+    shown: number of images on which losses are computed; None for all. Slopes are computed on all.
 
-    Of shares of each kind one after the other. Of heads alone the greedy path, which search and
-    tie_break belong to.
+    With a share per kind, the kinds are pruned one after the other. With heads only this is the
+    greedy order; ``search`` and ``tie_break`` apply to it.
     """
 
     turns: Positive = 10
@@ -72,19 +72,19 @@ class Turns(KeepBest):
         rise_A = torch.full((len(free),), -math.inf).double()
         costly = list(zip(limits.targets, free & (saving_of_each(limits) > 0), strict=True))
         parts = list(itertools.product(range(1, self.turns + 1), costly))
-        shown = None if self.shown is None else evaluate.spread(self.shown)
-        trial: Trial = functools.partial(evaluate, images=shown)
+        subset = None if self.shown is None else evaluate.spread(self.shown)
+        trial: Trial = functools.partial(evaluate, images=subset)
         tries, before = 4 * int(heads.sum()) + 2 * len(parts), evaluate.spent  # seen: 3 to 5 a head
-        about = tries * (
-            evaluate.images if shown is None else len(shown)
+        expected = tries * (
+            evaluate.images if subset is None else len(subset)
         ) + 2 * evaluate.images * len(parts)
-        with evaluate.watched(about) as say:
+        with evaluate.watched(expected) as say:
             now = float(trial(off[None]).mean_loss)
             for number, (turn, (target, those)) in enumerate(parts, 1):
                 say(f"part {number} of {len(parts)}", evaluate.spent - before)
-                whole = target.left(torch.zeros_like(off))
+                dense = target.left(torch.zeros_like(off))
                 goal = dataclasses.replace(
-                    target, value=whole - (whole - target.value) * turn / self.turns
+                    target, value=dense - (dense - target.value) * turn / self.turns
                 )
                 near = dataclasses.replace(limits, targets=(goal,))
                 while not near.reached(off):

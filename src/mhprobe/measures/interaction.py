@@ -127,7 +127,7 @@ class Interaction(Measure):
         self.needs: frozenset[Need] = frozenset({self.ablation})
 
     def _matrix(self, values_P: Tensor) -> Tensor:
-        """(A, A), symmetric, NaN but for the pairs."""
+        """(A, A), symmetric, NaN for pairs that were not chosen."""
         matrix = values_P.new_full((self.layout.num_heads,) * 2, torch.nan)
         first, second = torch.tensor(self.pairs, device=values_P.device).unbind(1)
         matrix[first, second] = matrix[second, first] = values_P

@@ -139,9 +139,9 @@ def promise_budgets(
     masks = torch.stack([mask_at(model, elastic, {unit: budget}) for budget in budgets])
     right = calibrate(torch.cat([torch.zeros_like(masks[:1]), masks])).right
     count = kept_promise(right[0], right[1:], guarantee.points, guarantee.confidence, seed)
-    about = {
+    facts = {
         "points": guarantee.points,
         "confidence": guarantee.confidence,
         "images": calibrate.images,
     }
-    return {"unit": unit, "kept": budgets[:count], **about}
+    return {"unit": unit, "kept": budgets[:count], **facts}

@@ -57,7 +57,7 @@ class LearnedGates:
                 )
 
     def choose(self, model: nn.Module, images: Images, target: Mapping[str, float]) -> Tensor:
-        """(A,) bool, the units that go so that at most ``target`` is left, as of ``within``.
+        """(A,) bool, units to remove so that at most ``target`` is left (units of it: ``within``).
 
         model: carries gates.
         """
@@ -97,9 +97,9 @@ class LearnedGates:
                     .logit()
                 )
                 gate = relaxed.sample(log_alpha, noise)
-                shown = torch.randperm(len(images.chosen), generator=draw)[: self.batch]
+                positions = torch.randperm(len(images.chosen), generator=draw)[: self.batch]
                 slope = gate_slope(
-                    model, gates, factors * gate.detach(), images.sloped(shown), images.of
+                    model, gates, factors * gate.detach(), images.sloped(positions), images.of
                 ).cpu()
                 left_T = 1 - cost_TA @ (1 - relaxed.p_open(log_alpha))
                 loss = (slope * factors * gate).sum()

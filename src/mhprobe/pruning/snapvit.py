@@ -70,7 +70,7 @@ class SnapViT:
             whole_number(name, getattr(self, name), least)
 
     def choose(self, model: nn.Module, images: Images, target: Mapping[str, float]) -> Tensor:
-        """(A,) bool, the units that go so that at most ``target`` is left, as of ``within``.
+        """(A,) bool, units to remove so that at most ``target`` is left (units of it: ``within``).
 
         model: carries gates.
         """
@@ -118,12 +118,13 @@ class SnapViT:
         total_A = torch.zeros(layout_of(model).num_heads, dtype=torch.float64, device=images.device)
         with progress("slopes of crops", len(images.chosen)) as done:
             for batch in images.selection():
-                whole, index = batch.images[batch.valid], batch.index[batch.valid]
+                images_BCHW, index = batch.images[batch.valid], batch.index[batch.valid]
                 crops = [
-                    cropped(whole, index, fold(self.seed, number)) for number in range(self.crops)
+                    cropped(images_BCHW, index, fold(self.seed, number))
+                    for number in range(self.crops)
                 ]
-                total_A += slopes(model, whole, crops).square().sum(0)
-                done(len(whole) * ranks.size())
+                total_A += slopes(model, images_BCHW, crops).square().sum(0)
+                done(len(images_BCHW) * ranks.size())
         return ranks.total(total_A).cpu() / len(images.chosen)
 
 

@@ -158,8 +158,8 @@ def looked(
         judge = score()
         judge.bank = bank
         return judge
-    shown = progress("the whole network's outputs", images, show=show)
-    with inspecting(model, gradients=False), shown as done:  # outside inference mode
+    bar = progress("the whole network's outputs", images, show=show)
+    with inspecting(model, gradients=False), bar as done:  # outside inference mode
 
         def outputs_of(images: Tensor) -> Tensor:
             done(len(images) * ranks.size())

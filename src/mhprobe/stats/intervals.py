@@ -87,9 +87,9 @@ def resampled_means(values_KN: Tensor, resamples: int = 1000, seed: int = 0) -> 
     one = torch.ones(1, 1, dtype=torch.float64)
     means = []
     for chunk in torch.arange(resamples).split(_CHUNK):
-        drawn = torch.randint(images, (len(chunk), images), generator=generator)
-        count = torch.zeros(drawn.shape, dtype=torch.float64).scatter_add_(
-            1, drawn, one.expand(drawn.shape)
+        positions = torch.randint(images, (len(chunk), images), generator=generator)
+        count = torch.zeros(positions.shape, dtype=torch.float64).scatter_add_(
+            1, positions, one.expand(positions.shape)
         )
         means.append(count @ values_KN.double().T / images)
     return torch.cat(means)

@@ -37,7 +37,11 @@ def counted(right: Right) -> set[Cell]:
     seeds = dict[float, dict[str, set[int]]]()
     for cell in done:
         seeds.setdefault(cell.budget, {}).setdefault(cell.method, set()).add(cell.seed)
-    return {cell for cell in done if all(cell.seed in of for of in seeds[cell.budget].values())}
+    return {
+        cell
+        for cell in done
+        if all(cell.seed in seeds_of_method for seeds_of_method in seeds[cell.budget].values())
+    }
 
 
 def ranking(right: Right, lost: Iterable[Cell] = ()) -> list[dict[str, Any]]:
@@ -88,6 +92,6 @@ def ranking(right: Right, lost: Iterable[Cell] = ()) -> list[dict[str, Any]]:
         notes[cell[:2]] = f"{notes.get(cell[:2], 'left out: seed')} {cell.seed}"
     table = [{**row, "note": notes.pop((row["method"], row["budget"]), "")} for row in table]
     return table + [
-        {"budget": budget, "method": name, "seeds": 0, "note": of}
-        for (name, budget), of in notes.items()
+        {"budget": budget, "method": name, "seeds": 0, "note": note}
+        for (name, budget), note in notes.items()
     ]

@@ -37,7 +37,7 @@ from mhprobe.recording.record import Counter
 from mhprobe.surgery.memory import memory_cost
 from mhprobe.surgery.removal import prune_heads
 
-TABLE_SHARES = (0.0, 0.25, 0.5, 0.75, 0.9)  # of each layer's units that are removed, but for one
+TABLE_SHARES = (0.0, 0.25, 0.5, 0.75, 0.9)  # of each layer's units; one unit always stays
 OF_TABLE = {"machine": str, "whole": float, "widths": list[list[int]], "seconds": list[list[float]]}
 
 
@@ -73,13 +73,13 @@ def _by_width(
     a line. A cut module may be of another class than the whole one, and a module without units also
     loses what they share.
     """
-    sites, whole = layout.sites, [site.num_heads for site in layout.sites]
-    sizes = [0] * len(sites), [1] * len(sites), [width - 1 for width in whole], whole
+    sites, widths = layout.sites, [site.num_heads for site in layout.sites]
+    sizes = [0] * len(sites), [1] * len(sites), [width - 1 for width in widths], widths
     rows = [
-        count(sliced(model, layout, {s.name: range(n) for s, n in zip(sites, of, strict=True)}))
-        for of in sizes
+        count(sliced(model, layout, {s.name: range(n) for s, n in zip(sites, counts, strict=True)}))
+        for counts in sizes
     ]
-    columns = zip(*rows, whole, strict=True)
+    columns = zip(*rows, widths, strict=True)
     return [
         np.r_[none, np.linspace(one, but_one, H - 1), every]
         for none, one, but_one, every, H in columns
@@ -103,9 +103,9 @@ def layer_times(
             taken = {which: _clocked(pruned[which], names, images, _seconds) for which in turns}
             rounds.append([taken[which] for which in range(len(pruned))])
     times_RMT = torch.tensor(rounds[1:], dtype=torch.float64)  # the whole pass, and the sites
-    whole = float(times_RMT[:, 0, 0].quantile(0.5))
+    dense = float(times_RMT[:, 0, 0].quantile(0.5))
     share_MT = (times_RMT / times_RMT[:, :1, :1]).quantile(0.5, dim=0)
-    return whole, (share_MT[:, 1:] * whole).mT.tolist()
+    return dense, (share_MT[:, 1:] * dense).mT.tolist()
 
 
 def _seconds() -> float:
@@ -151,18 +151,18 @@ def costs(
     image, names = images[:1], [site.name for site in layout.sites]
 
     def flops() -> Cost:
-        whole, *of_sites = _flops(model, names, image)
+        dense, *of_sites = _flops(model, names, image)
         if layout.kinds == {"head"} and family_of(model).unprunable(
             model
         ):  # as if all operations were of heads
             rows = zip(of_sites, layout.sites, strict=True)
             return _left(
-                layout, [np.linspace(0, every, site.num_heads + 1) for every, site in rows], whole
+                layout, [np.linspace(0, every, site.num_heads + 1) for every, site in rows], dense
             )
         return _left(
             layout,
             _by_width(model, layout, lambda smaller: _flops(smaller, names, image)[1:]),
-            whole,
+            dense,
         )
 
     def parameters(smaller: nn.Module) -> list[int]:
@@ -185,7 +185,7 @@ def costs(
 def _left(layout: HeadLayout, by_width: Sequence[Any], whole: float) -> Cost:
     """(M, A) masks -> (M,) share of ``whole`` that is left.
 
-    by_width: each site's part of it, as of ``_by_width``.
+    by_width: each site's part of it; ``_by_width`` makes it.
     """
     spared = np.concatenate([of_H[-1] - of_H for of_H in by_width]) / whole
     starts = np.array(layout.offsets[:-1])

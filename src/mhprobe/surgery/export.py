@@ -79,10 +79,10 @@ def onnx_sessions(model: nn.Module, images: Tensor) -> dict[str, Any]:
     from onnxruntime.quantization import quantize_dynamic
 
     with tempfile.TemporaryDirectory() as folder:
-        whole, small = (Path(folder) / f"{name}.onnx" for name in ("whole", "small"))
-        whole.write_bytes(data)
+        dense, small = (Path(folder) / f"{name}.onnx" for name in ("whole", "small"))
+        dense.write_bytes(data)
         with meanwhile([logging.getLogger()], disabled=True):  # it advises on the root logger
-            quantize_dynamic(whole, small, op_types_to_quantize=["MatMul", "Gemm"])
+            quantize_dynamic(dense, small, op_types_to_quantize=["MatMul", "Gemm"])
         return {"onnx": _session(data), "int8": _session(small.read_bytes())}
 
 

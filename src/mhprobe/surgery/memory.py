@@ -110,7 +110,7 @@ class _Alive(TorchDispatchMode):
                 and (ref := StorageWeakRef(leaf.untyped_storage())) not in self.storages
             ):
                 self.alive.setdefault(ref, (self.site, leaf.untyped_storage().nbytes()))
-        self.alive = {ref: about for ref, about in self.alive.items() if not ref.expired()}
+        self.alive = {ref: owner for ref, owner in self.alive.items() if not ref.expired()}
         row = [0] * (self.sites + 1)
         for site, size in self.alive.values():
             row[site] += size

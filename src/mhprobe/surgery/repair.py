@@ -63,10 +63,10 @@ def repair(
         raise UserError(f"repair: ridge is a number from 0, got {quoted(ridge)}.")
     if not callable(batches):
         raise UserError(f"repair: batches is a function, as lambda: loader, got {quoted(batches)}.")
-    whole = layout_of(dense)
-    _refuse_hidden(pruned, dense, whole)
-    left = {site.name: site.num_heads for site in layout_of(pruned, whole.kinds).sites}
-    heads = {site: left.get(site.name, 0) for site in whole.sites}
+    dense_layout = layout_of(dense)
+    _refuse_hidden(pruned, dense, dense_layout)
+    left = {site.name: site.num_heads for site in layout_of(pruned, dense_layout.kinds).sites}
+    heads = {site: left.get(site.name, 0) for site in dense_layout.sites}
     lost = [
         site
         for site in heads

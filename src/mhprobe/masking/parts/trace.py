@@ -229,8 +229,8 @@ class Totals(NamedTuple):
 
 def totals(curves: Sequence[Curve]) -> list[Totals]:
     """Totals of the curves that have more than one step."""
-    whole = [curve for curve in curves if curve.step[0] == 0 and len(curve.step) > 1]
-    last = [(curve.split, float(curve.points.heads[-1])) for curve in whole]
+    complete = [curve for curve in curves if curve.step[0] == 0 and len(curve.step) > 1]
+    last = [(curve.split, float(curve.points.heads[-1])) for curve in complete]
     shared = {split: min(heads for at, heads in last if at == split) for split, _ in last}
     return [
         Totals(
@@ -244,7 +244,7 @@ def totals(curves: Sequence[Curve]) -> list[Totals]:
             heads_shown_within_1_point=_shown(curve),
             of=curve.scored.right,
         )
-        for curve in whole
+        for curve in complete
     ]
 
 

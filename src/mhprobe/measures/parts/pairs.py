@@ -360,7 +360,7 @@ def _as_null(columns: dict[str, Tensor]) -> dict[str, Tensor]:
 def warn_duplicates(
     name: str, layout: HeadLayout, value_AA: Tensor, null_AA: Tensor, up_to: str
 ) -> None:
-    """Warn of pairs of heads that are equal ``up_to`` something, but for those that few rows make equal."""
+    """Warn of pairs of heads that are equal ``up_to`` something. Pairs that few rows make equal are left out."""
     if same := ((value_AA > _DUPLICATE) & (null_AA < 0.9)).triu(1).nonzero().tolist():
         names = head_names(layout)
         pairs = ", ".join(f"{names[a]} and {names[b]}" for a, b in same)
