@@ -102,6 +102,40 @@ def test_what_is_absent_cannot_be_imported():
         assert f"No module named '{name}'" in run(f"import {name}").stderr
 
 
+SCRIPT = """
+import timm
+
+import mhprobe
+
+model = timm.create_model("vit_tiny_patch16_224")
+gates = mhprobe.attach(model)
+reveal_type(mhprobe.attach)
+reveal_type(gates.layout.num_heads)
+mhprobe.prune_heads(3)
+gates.layout.no_such_name
+"""
+
+
+@pytest.mark.slow
+def test_a_type_checker_sees_the_signatures_of_the_library(tmp_path):
+    """A script of a user, and its three mistakes; what is found is cached where ``make types`` has it."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "mypy", "--no-error-summary", str(script)]
+    root = README.parent
+    found = subprocess.run(command, capture_output=True, text=True, timeout=500, cwd=root).stdout
+    said = {
+        number: [line for line in found.splitlines() if f"script.py:{number}:" in line]
+        for number in range(1, 1 + SCRIPT.count("\n"))
+    }
+    assert [number for number, lines in said.items() if lines] == [8, 9, 10, 11], found
+    assert "def (model: torch.nn.modules.module.Module" in said[8][0]
+    assert "-> mhprobe.gates.base.HeadGates" in said[8][0]
+    assert '"int"' in said[9][0].replace("builtins.int", "int")
+    assert '"mask"' in "".join(said[10]) and '"int"' in "".join(said[10])
+    assert 'has no attribute "no_such_name"' in said[11][0]
+
+
 @pytest.mark.slow
 def test_without_rich_work_that_takes_long_is_told_in_lines():
     code = """

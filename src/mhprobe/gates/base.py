@@ -95,7 +95,7 @@ class HeadGates(nn.Module):
         return {name: value for name, value in vars(self).items() if name not in unshared}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._unshared()
 
     def learn(self, learnable: bool) -> None:
@@ -190,14 +190,18 @@ class HeadGates(nn.Module):
         left_RC = self.filling.left_out[:, span].to(z.dtype).repeat_interleave(width, dim=1)
         fill = self.filling.fill.rows(number).to(z.dtype)
         parts = z.unflatten(0, (len(left_RC), -1, len(fill)))
-        return (parts + left_RC.view(len(left_RC), *[1] * (parts.dim() - 2), -1) * fill).flatten(
-            0, 2
-        )
+        left = left_RC.view(len(left_RC), *[1] * (parts.dim() - 2), -1)
+        filled: Tensor = parts + left * fill
+        return filled.flatten(0, 2)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any) -> nn.Module:
         # follows the model's device, not its precision: the factor is rounded once, where it
         # multiplies
-        return super()._apply(lambda tensor: tensor.to(fn(tensor.new_empty(0)).device), *args)
+        def to_device(tensor: Tensor) -> Tensor:
+            return tensor.to(fn(tensor.new_empty(0)).device)
+
+        moved: nn.Module = super()._apply(to_device, *args)  # type: ignore[no-untyped-call]
+        return moved
 
     def factors(self, heads: slice, training: bool) -> Tensor:
         """(H,) factors of these heads, in training or in evaluation."""
@@ -355,11 +359,11 @@ class HeadGates(nn.Module):
         closed = int((self.effective() == 0).sum())
         return f"{type(self).__name__}({self.layout.counted} in {len(self.layout.sites)} sites, {closed} closed)"
 
-    def get_extra_state(self) -> dict[str, list]:
+    def get_extra_state(self) -> dict[str, list[Any]]:
         """Describe the layout, so that gates are never loaded into another model."""
         return {"sites": [[site.name, site.num_heads, site.head_dim] for site in self.layout.sites]}
 
-    def set_extra_state(self, state: dict[str, list]) -> None:
+    def set_extra_state(self, state: dict[str, list[Any]]) -> None:
         """Raises UserError if the gates were made for another layout."""
         expected = self.get_extra_state()["sites"]
         got = [list(site) for site in state["sites"]]

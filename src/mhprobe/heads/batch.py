@@ -228,7 +228,8 @@ class HeadBatch:
         key = (make, args)
         if key not in self._derived:
             self._derived[key] = make(self, *args)
-        return self._derived[key]
+        made: T = self._derived[key]
+        return made
 
     def __repr__(self) -> str:
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.repr}

@@ -329,7 +329,8 @@ class HeadLayout:
 
     def split(self, values: Tensor) -> tuple[Tensor, ...]:
         """(..., A) -> one (..., H) view per site."""
-        return values.split([site.num_heads for site in self.sites], dim=-1)
+        views: tuple[Tensor, ...] = values.split([site.num_heads for site in self.sites], dim=-1)
+        return views
 
     def kept(self, mask: Tensor) -> dict[str, list[int]]:
         """Units of each site that ``mask`` (A,) leaves on, numbered within the site, by the site's name."""

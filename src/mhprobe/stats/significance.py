@@ -39,7 +39,8 @@ def two_sided(mean_A: Tensor, error_A: Tensor, freedom: Tensor | None = None) ->
     """
     z_A = torch.where((mean_A == 0) & (error_A == 0), 0.0, mean_A.double().abs() / error_A)
     if freedom is None:
-        return torch.special.erfc(z_A / 2**0.5).clamp(min=TINY)
+        tails_A: Tensor = torch.special.erfc(z_A / 2**0.5)
+        return tails_A.clamp(min=TINY)
     from scipy.special import stdtr
 
     p_A = torch.from_numpy(2 * stdtr(freedom.double().cpu().numpy(), -z_A.cpu().numpy())).to(
@@ -105,7 +106,7 @@ def beyond(value_A: Tensor, draws_AN: Tensor) -> Tensor:
 
 def _standing(value_A: Tensor, draws_AN: Tensor) -> Tensor:
     """(A,) distance above the mean of the draws, in the standard deviation of a further draw from it."""
-    spread_A = draws_AN.std(1) * (1 + 1 / draws_AN.shape[1]) ** 0.5
+    spread_A: Tensor = draws_AN.std(1) * (1 + 1 / draws_AN.shape[1]) ** 0.5
     return (value_A - draws_AN.mean(1)) / spread_A.clamp(min=torch.finfo(draws_AN.dtype).tiny)
 
 

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from torch import nn
-
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
 from mhprobe.framework.questions.ask import Answers
@@ -171,9 +169,7 @@ def _usual(cfg: Config, material: Material) -> list[Question]:
 def _control(model: GatedClassifier, seed: int, wanted: bool) -> RandomTwin | None:
     """Return the random twin; pruned weights have none: UserError if it is wanted, else a line in the log."""
     try:
-        return RandomTwin(
-            cast(nn.Module, model.backbone), model.gates.layout, model.description, seed
-        )
+        return RandomTwin(model.backbone, model.gates.layout, model.description, seed)
     except UserError as error:
         if wanted:
             raise
