@@ -392,8 +392,8 @@ def depth(facts: Facts) -> Sentence | None:
     return Sentence(
         f"Heads look {'farther' if rho > 0 else 'less far'} the deeper they stand: in the first "
         f"{blocks} "
-        f"{rounded(first)} times as far as even attention, in the last {blocks} "
-        f"{rounded(last)} times: a rank "
+        f"{rounded(first, 3)} times as far as even attention, in the last {blocks} "
+        f"{rounded(last, 3)} times: a rank "
         f"correlation with depth of {rounded(rho)} (95 % interval over blocks {rounded(low)} to "
         f"{rounded(high)}; "
         f"shuffled blocks stay within {rounded(chance)} in 95 % of cases)."
