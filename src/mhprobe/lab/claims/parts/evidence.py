@@ -156,7 +156,7 @@ class Evidence:
 
     @property
     def _spec(self) -> CurveSpec:
-        """What all curves have in common; UserError if they differ in that."""
+        """The settings that all curves share; UserError if they differ."""
         specs = [
             spec
             for spec in self.material.described.specs.values()
