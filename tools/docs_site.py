@@ -34,7 +34,7 @@ ORDER = {  # sections by what a reader wants, and their pages: a page that is no
             "maps.md",
             "reading-figures.md",
         ),
-        *("claims.md", "before_after.md", "run-folder.md", "papers/"),
+        *("diff.md", "claims.md", "before_after.md", "run-folder.md", "papers/"),
     ],
     "Prune": [
         "tutorials/engineer.md",

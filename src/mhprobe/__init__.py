@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mhprobe.backbones import detach as detach
     from mhprobe.errors import UserError as UserError
     from mhprobe.maps.attention import attention as attention
+    from mhprobe.pages.diffing.page import diff as diff
     from mhprobe.pages.looking.page import live as live
     from mhprobe.pages.looking.page import look as look
     from mhprobe.recording.record import record as record
@@ -32,6 +33,7 @@ _HOME = {
     "attach": "backbones",
     "attention": "maps.attention",
     "detach": "backbones",
+    "diff": "pages.diffing.page",
     "live": "pages.looking.page",
     "load": "api",
     "load_pruned": "weights.checkpoint",

@@ -26,7 +26,7 @@ FIRST = ("demo", "look", "train", "probe", "mask", "prune", "shrink", "compare")
 SHOWN = 7  # of these, in the help
 # Commands that read folders, maybe a stranger's, and name no code of the user: they import nothing
 # from the folder that one stands in.
-READERS = {"report", "compare", "look", "shrink", "dashboard", "studies.sweep"}
+READERS = {"report", "compare", "diff", "look", "shrink", "dashboard", "studies.sweep"}
 
 
 def commands() -> dict[str, tuple[str, str]]:
@@ -61,8 +61,8 @@ def listing(modules: Mapping[str, tuple[str, str]], everything: bool = False) ->
         lines += ["", *textwrap.wrap(more, 96, break_on_hyphens=False)]
     lines += [
         "",
-        "mhprobe COMMAND --help says more; python -m mhprobe.COMMAND is the same (look: "
-        "mhprobe.looking).",
+        "mhprobe COMMAND --help says more; python -m mhprobe.COMMAND is the same (diff: "
+        "mhprobe.differing, look: mhprobe.looking).",
         "mhprobe GROUP=OPTION says what it is and which options it has, e.g. mhprobe measure=svcca.",
         'eval "$(mhprobe --install-completion)" lets bash complete commands and settings.',
     ]

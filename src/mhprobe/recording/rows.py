@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from mhprobe.backbones.base import Seam
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, wide
 from mhprobe.recording.checks import (
@@ -143,7 +144,7 @@ def stream(model: nn.Module, images: Tensor, layout: HeadLayout, take: Take) -> 
     check_model(model)
     refuse_checkpointing(model)
     check_batch(model, images, None, layout)
-    streamed = _Streamed(model, layout, take)
+    streamed = Streamed(model, layout, take)
     with (
         inspecting(model, gradients=False, freeze=False),
         streamed,
@@ -175,7 +176,7 @@ def mean_rows(weights: Weights, share_WT: Tensor) -> Tensor:
     return whole
 
 
-class _Streamed(Taps):
+class Streamed(Taps):
     """Taps that keep nothing."""
 
     def __init__(self, model: nn.Module, layout: HeadLayout, take: Take) -> None:
@@ -196,19 +197,23 @@ class _Streamed(Taps):
 
     def _tap_sites(self) -> None:
         for number, site in enumerate(self.layout.sites):
-            seam, bind = self.family.seam(self.backbone, site), functools.partial
+            seam = self.family.seam(self.backbone, site)
             if seam.weights is None:
                 raise UserError(seam.hidden)
-            shown = bind(self._shows, number)
-            meeting = seam.meeting()
-            if meeting is None:
-                self.enter_context(seam.watched(shown))
-                continue
-            self.enter_context(seam.weights.register_forward_pre_hook(shown))
-            enter, leave = bind(self._enters_site, number, meeting), self._leaves_site
-            self.enter_context(seam.attention.register_forward_pre_hook(enter))
-            self.enter_context(seam.attention.register_forward_hook(leave))
-        self.enter_context(_Meeting(self))
+            self.tap_weights(number, seam)
+        self.enter_context(Meeting(self))
+
+    def tap_weights(self, number: int, seam: Seam) -> None:
+        """Hook in where the weights of a site, that has some, are met; ``Meeting`` sees the others."""
+        bind, meeting = functools.partial, seam.meeting()
+        shown = bind(self._shows, number)
+        if meeting is None or seam.weights is None:
+            self.enter_context(seam.watched(shown))
+            return
+        self.enter_context(seam.weights.register_forward_pre_hook(shown))
+        enter, leave = bind(self._enters_site, number, meeting), self._leaves_site
+        self.enter_context(seam.attention.register_forward_pre_hook(enter))
+        self.enter_context(seam.attention.register_forward_hook(leave))
 
     def _enters_site(self, number: int, meeting: Callable[..., Tensor], *_: Any) -> None:
         self.inside = number, meeting
@@ -227,10 +232,10 @@ class _Streamed(Taps):
         self.take(number, weights)
 
 
-class _Meeting(TorchFunctionMode):
+class Meeting(TorchFunctionMode):
     """While it is on, calls of the function where a site is met are seen inside it, and run as they are."""
 
-    def __init__(self, streamed: _Streamed) -> None:
+    def __init__(self, streamed: Streamed) -> None:
         super().__init__()
         self.streamed = streamed
 

@@ -101,6 +101,7 @@ ANSWERS: dict[str, tuple[Callable[[Path], None], str]] = {
 # These write no such page; the test that reads the first line of each.
 ELSEWHERE = {
     "look": "tests/pages/looking/test_look.py",
+    "diff": "tests/pages/diffing/test_differences.py",
     "compare": "tests/pages/report_html/test_compare.py",
     "report": "tests/pages/report_html/test_page.py",
     "shrink": "tests/pages/shrinking/test_shrink.py",

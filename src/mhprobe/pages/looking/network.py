@@ -70,14 +70,17 @@ class Network(NamedTuple):
 
 
 def chosen(
-    model: nn.Module | str | Path, weights: str | Path | None = None, size: int | None = None
+    model: nn.Module | str | Path,
+    weights: str | Path | None = None,
+    size: int | None = None,
+    classifier: bool = False,
 ) -> Network:
     """Find or build a network. Raises UserError for anything else.
 
     model: a network; or a run's folder, a .safetensors beside its .json, a .ckpt, a folder of
     transformers', hf-hub:owner/name, or a name of timm's, whose weights are downloaded if
     ``weights`` names no file. weights: a file of any training, or "random". size: pixels of its
-    images' side; by default its own, or a smaller one.
+    images' side; by default its own, or a smaller one. classifier: keep that of a timm model.
     """
     if not isinstance(model, nn.Module | str | Path):
         raise UserError(f"look: model: expected a network or its name, got {type(model).__name__}.")
@@ -100,11 +103,11 @@ def chosen(
     if isinstance(model, nn.Module):
         return _built(model)
     if built:
-        return _saved(Path(model).expanduser())
+        return _saved(Path(model).expanduser(), classifier)
     if str(model).startswith(PREFIX) and weights is size is None:
         with contextlib.suppress(UserError):  # weights of ours; others' are timm's to find
             return _described(find_weights(model), str(model))
-    return _of_timm(str(model), weights, size)
+    return _of_timm(str(model), weights, size, classifier)
 
 
 def coloured(network: Network, mean: Numbers | None, std: Numbers | None) -> Network:
@@ -150,14 +153,15 @@ def _built(model: nn.Module) -> Network:
     return Network(model, name or type(model).__name__, spec, recipe)
 
 
-def _saved(place: Path) -> Network:
+def _saved(place: Path, classifier: bool) -> Network:
     """A network from a folder or a file."""
     config = read_config(place) if place.is_dir() else {}  # of timm or transformers
     if "model_type" in config:
         model, spec = from_folder(place)
         return Network(model, place.name, spec)
     if "architecture" in config:
-        model = build(f"local-dir:{place}", pretrained=True, num_classes=0).eval()
+        classes = None if classifier else 0
+        model = build(f"local-dir:{place}", pretrained=True, num_classes=classes).eval()
         return Network(model, place.name, input_spec(model))
     file = find_weights(place)
     if file.suffix not in (".safetensors", ".ckpt"):
@@ -175,17 +179,20 @@ def _described(file: Path, name: str) -> Network:
     return Network(model, name, spec, None if about.get("kept") else about)
 
 
-def _of_timm(name: str, weights: str | Path | None, size: int | None) -> Network:
+def _of_timm(name: str, weights: str | Path | None, size: int | None, classifier: bool) -> Network:
     if weights not in (None, "random") and not Path(weights).is_file():
         raise UserError(
             f"look: weights: no file {weights}. Give weights of any training, or random for none."
         )
 
+    classes: dict[str, Any] = {} if classifier else {"num_classes": 0}
+
     def make(**sizes: Any) -> nn.Module:
         if weights not in (None, "random"):
-            return model_from(weights, name, num_classes=0, **sizes)
+            return model_from(weights, name, **classes, **sizes)
         try:
-            return build(name, pretrained=weights is None, num_classes=0, **sizes).eval()
+            own = {"num_classes": None} if classifier else classes
+            return build(name, pretrained=weights is None, **own, **sizes).eval()
         except UserError as error:
             if "could not be fetched" not in str(error):
                 raise

@@ -1,0 +1,1 @@
+"""Comparison of two networks of one architecture, unit by unit, and of each difference with nothing."""

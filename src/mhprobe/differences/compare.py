@@ -1,0 +1,415 @@
+"""Compare two networks over batches of images, and test every head against what nothing looks like.
+
+Rounding: a head, or a block, computes differently if its own error is more than ``FACTOR`` times
+what A differs by from itself (Student's one-sided t of the logarithm, over images). Images: a head
+has changed if it differs more from its former self than A's head does between two images (the
+same of the paired difference), in what it writes or in where it looks. Either way heads are held at
+a false discovery rate of ``RATE`` (Benjamini & Hochberg, 1995).
+
+Shapes: N images, L blocks, A heads of network A, M MLPs, G groups of neurons, D head width.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mhprobe.differences import nulls
+from mhprobe.differences.errors import GROUPS, Own, Pairs, Rest, own, rest
+from mhprobe.differences.passes import Pass, bytes_of
+from mhprobe.differences.sides import Side, Torch
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadSite, wide
+from mhprobe.recording.record import in_raster_order
+from mhprobe.stats.significance import Paired, benjamini_hochberg, paired
+
+Null = Literal["rounding", "images"]
+FACTOR = 4.0  # two bits: other kernels add up in another order
+RATE = 0.05
+LEAST = 4  # images: fewer leave a test no degrees of freedom
+ROOM = 250_000_000  # bytes that the passes of one batch may take
+MOST = 32  # images of a batch
+
+
+class Batch(NamedTuple):
+    """Images of both sides, and their labels. ours, theirs: (B, 3, height, width). labels: (B,) or None."""
+
+    ours: Tensor
+    theirs: Tensor
+    labels: Tensor | None = None
+
+
+Batches = Callable[[int], Iterator[Batch]]
+"""Walks the images again, so many at a time."""
+
+
+class Measured(NamedTuple):
+    """All that was measured of two networks.
+
+    own, rest: with N images. level: (L,), (A,) ... what nothing looks like, as a field of ``Own``
+    without images; None of images. between: (N, L), (N, A), (N, A) of ``nulls.other_image`` or
+    ``nulls.other_network``; None of rounding. similar: per site (H, H_B) CKA of a head of A and one
+    of B. pixels: (N,) error of the normalised images. ours, theirs: (N, classes). labels: (N,) or None.
+    """
+
+    null: Null
+    own: Own
+    rest: Rest
+    level: Own | None
+    between: tuple[Tensor, Tensor, Tensor] | None
+    similar: list[Tensor]
+    pixels: Tensor
+    ours: Tensor
+    theirs: Tensor
+    labels: Tensor | None
+    eps: float
+
+
+def measured(
+    a: Torch,
+    b: Side,
+    pairs: Pairs,
+    batches: Batches,
+    null: Null,
+    dtype: torch.dtype,
+    other: Torch | None = None,
+    done: Callable[[int], object] = lambda images: None,
+) -> Measured:
+    """Run both networks on all images. dtype: of B. other: a network that says what nothing looks like.
+
+    Raises UserError for fewer than ``LEAST`` images, outputs of other widths, and what ``passes.run``
+    refuses.
+    """
+    level, size = None, 2
+    owns, rests, betweens, outs = list[Own](), list[Rest](), list[tuple[Tensor, ...]](), []
+    similar = [_Similar() for _ in pairs.heads]
+    for batch in batches(1):
+        size = _fitting(a, b, batch)
+        break
+    if null == "rounding" and other is None:
+        few = torch.cat([batch.ours for batch in _few(batches(1), nulls.IMAGES)])
+        half = dtype if dtype.itemsize < a.dtype.itemsize else None
+        parts = [nulls.rounding(a, pairs, part, half) for part in few.split(size)]
+        level = Own(*(torch.stack(list(of)).amax(0) for of in zip(*parts, strict=True)))
+    for batch in batches(size):
+        first, natural = a.run(batch.ours), b.run(batch.theirs)
+        _refuse_other_outputs(a, b, first, natural)
+        fed = b.run(batch.theirs, fed=first)
+        borrowed = a.run(batch.ours, fed=first, borrowed=units_of(pairs, fed), attention=False)
+        owns.append(own(a, b, pairs, first, fed))
+        rests.append(rest(a, b, pairs, first, natural, fed, borrowed))
+        if other is not None:
+            betweens.append(nulls.other_network(a, other, batch.ours, first))
+        elif null == "images":
+            betweens.append(nulls.other_image(a, pairs, first))
+        for add, pair in zip(similar, pairs.heads, strict=True):
+            if pair.other is not None:
+                sites = [pair.site, [s for s in b.layout.sites if s.kind == "head"][pair.other]]
+                rows = [first.heads[pair.number], natural.heads[pair.other]]
+                add(*(_tokens(*of, len(first.logits)) for of in zip(sites, rows, strict=True)))
+        outs.append((_apart(batch), first.logits.float(), natural.logits.float(), batch.labels))
+        done(len(batch.ours))
+    pixels, ours, theirs, labels = zip(*outs, strict=True)
+    count = sum(map(len, ours))
+    if count < LEAST:
+        raise UserError(
+            f"diff: expected at least {LEAST} images, got {count}: fewer leave the tests nothing to "
+            "vary over."
+        )
+    eps = max(torch.finfo(kind).eps for kind in (a.dtype, dtype))
+    return Measured(
+        null if other is None else "images",
+        Own(*map(torch.cat, zip(*owns, strict=True))),
+        Rest(*map(torch.cat, zip(*rests, strict=True))),
+        level,
+        tuple(map(torch.cat, zip(*betweens, strict=True))) or None,  # type: ignore[arg-type]
+        [one.value() for one in similar],
+        torch.cat(pixels),
+        torch.cat(ours),
+        torch.cat(theirs),
+        torch.cat(labels) if labels[0] is not None else None,
+        eps,
+    )
+
+
+def _few(batches: Iterable[Batch], most: int) -> Iterator[Batch]:
+    for number, batch in enumerate(batches):
+        if number == most:
+            return
+        yield batch
+
+
+def _fitting(a: Torch, b: Side, batch: Batch) -> int:
+    """Number of images whose passes have room; at least two, where another image is the null."""
+    one = bytes_of([a.run(batch.ours)]) * (3 + (b is not a))
+    return max(2, min(MOST, ROOM // max(one, 1)))
+
+
+def _apart(batch: Batch) -> Tensor:
+    """(B,) relative error of the normalised images."""
+    apart = (batch.theirs.float() - batch.ours.float()).flatten(1).norm(dim=1)
+    return apart / batch.ours.float().flatten(1).norm(dim=1).clamp(min=1e-30)
+
+
+def _refuse_other_outputs(a: Torch, b: Side, first: Pass, natural: Pass) -> None:
+    if first.logits.shape != natural.logits.shape:
+        raise UserError(
+            f"diff: {a.name} gives {first.logits.shape[1]} numbers per image and {b.name} "
+            f"{natural.logits.shape[1]}: expected the same classes, or the same features. Give both "
+            "with their classifier, or both without."
+        )
+
+
+def units_of(pairs: Pairs, fed: Pass) -> dict[str, Tensor]:
+    """Return what A's projections get in place of their own: B's heads and neurons, 0 for those that are gone."""
+    lent = {}
+    for of, rows in ((pairs.heads, fed.heads), (pairs.neurons, fed.neurons)):
+        for pair in of:
+            site, theirs = pair.site, None if pair.other is None else rows[pair.other]
+            if theirs is None:
+                continue  # A's own stand: what is gone shows as the projection's
+            if len(pair.theirs) == site.num_heads and pair.mine == pair.theirs:
+                lent[site.name] = theirs
+                continue
+            dense = theirs.new_zeros(*theirs.shape[:-1], site.num_heads, site.head_dim)
+            parts = theirs.unflatten(-1, (-1, site.head_dim))
+            dense[..., pair.mine, :] = parts[..., pair.theirs, :]
+            lent[site.name] = dense.flatten(-2)
+    return lent
+
+
+def _tokens(site: HeadSite, rows: Tensor, images: int) -> Tensor:
+    """(n, H, D) of all tokens of all images."""
+    return wide(in_raster_order(site, rows, images)).flatten(0, 1)
+
+
+class _Similar:
+    """Linear CKA of every head of A and every head of B at one site, from sums over tokens."""
+
+    def __init__(self) -> None:
+        self.count, self.sums = 0, list[Tensor]()
+
+    def __call__(self, ours: Tensor, theirs: Tensor) -> None:
+        x, y = ours.flatten(1), theirs.flatten(1)
+        parts = [
+            torch.einsum("nhd,nhe->hde", ours, ours),
+            torch.einsum("nhd,nhe->hde", theirs, theirs),
+            torch.einsum("nhd,nge->hgde", ours, theirs),
+            x.sum(0).unflatten(0, ours.shape[1:]),
+            y.sum(0).unflatten(0, theirs.shape[1:]),
+        ]
+        self.count += len(ours)
+        wider = [part.double() for part in parts]
+        self.sums = [s + p for s, p in zip(self.sums, wider, strict=True)] if self.sums else wider
+
+    def value(self) -> Tensor:
+        """(H, H_B) CKA; empty where B has no head left."""
+        if not self.sums:
+            return torch.empty(0, 0)
+        xx, yy, xy, x, y = self.sums
+        xx = xx - torch.einsum("hd,he->hde", x, x) / self.count
+        yy = yy - torch.einsum("hd,he->hde", y, y) / self.count
+        xy = xy - torch.einsum("hd,ge->hgde", x, y) / self.count
+        own_x, own_y = (part.square().sum((1, 2)).sqrt() for part in (xx, yy))
+        return xy.square().sum((2, 3)) / (own_x[:, None] * own_y).clamp(min=1e-300)
+
+
+class Verdict(NamedTuple):
+    """Heads, blocks and steps that differ by more than nothing.
+
+    p, q: (A,) of heads, raw and adjusted. flagged: (A,) bool. blocks: (L,) bool. embedding, last,
+    pixels: bool. first: number of the first block that computes differently, or None. outside:
+    what leaves a tolerance that was given, in words.
+    """
+
+    p: Tensor
+    q: Tensor
+    flagged: Tensor
+    blocks: Tensor
+    between: Tensor
+    embedding: bool
+    last: bool
+    pixels: bool
+    first: int | None
+
+
+def judged(found: Measured, tolerance: float | None = None) -> Verdict:
+    """Test heads, blocks, embedding and the part behind the last block.
+
+    tolerance: of a mean error of a block of its own, in place of what rounding allows, for the
+    first block.
+    """
+    if found.null == "rounding":
+        assert found.level is not None
+        p = _p_rounding(found.own.heads, found.level.heads, found.eps)
+        seen = _p_looks(found)
+        p = (2 * torch.fmin(p, seen)).clamp(max=1)
+        blocks = _p_rounding(found.own.blocks, found.level.blocks, found.eps) < RATE
+        arriving = _p_rounding(found.own.arriving, found.level.arriving, found.eps) < RATE
+        last = _p_rounding(found.own.last[:, None], found.level.last[None], found.eps) < RATE
+    else:
+        assert found.between is not None
+        of_blocks, of_heads, of_attention = found.between
+        p_output = _p_paired(found.rest.heads, of_heads)
+        p_seen = _p_paired(found.rest.attention, of_attention)
+        p = (2 * torch.fmin(p_output, p_seen)).clamp(max=1)
+        blocks = _p_paired(found.own.blocks, of_blocks) < RATE
+        arriving = found.own.arriving.mean(0) > FACTOR * found.eps
+        last = found.own.last.mean(0, keepdim=True) > FACTOR * found.eps
+    q = benjamini_hochberg(p)
+    if tolerance is not None:
+        blocks = ~(found.own.blocks.mean(0) <= tolerance)
+    numbers = blocks.nonzero().flatten().tolist()
+    return Verdict(
+        p,
+        q,
+        q < RATE,
+        blocks,
+        arriving,
+        bool(arriving[0]),
+        bool(last[0]),
+        bool(found.pixels.mean() > 1e-3),
+        numbers[0] if numbers else None,
+    )
+
+
+def _p_rounding(error_NA: Tensor, level_A: Tensor, eps: float) -> Tensor:
+    """(A,) one-sided p that the errors are ``FACTOR`` times what nothing gives, or less. NaN of units that are gone."""
+    limit_A = FACTOR * torch.fmax(level_A, torch.full_like(level_A, eps))
+    # a level that is infinite allows nothing to be told
+    log_NA = (error_NA.clamp(1e-30, 1e30) / limit_A).log()
+    return _p_above(log_NA)
+
+
+def _p_looks(found: Measured) -> Tensor:
+    """(A,) p that attention differs by no more than rounding. It grows with the square of the difference."""
+    assert found.level is not None
+    level = torch.fmax(found.level.attention, torch.full_like(found.level.attention, found.eps**2))
+    log_NA = (found.own.attention.clamp(min=1e-40) / (FACTOR**2 * level)).log()
+    return _p_above(log_NA)
+
+
+def _p_paired(error_NA: Tensor, between_NA: Tensor) -> Tensor:
+    """(A,) one-sided p that errors are no larger than those between images, over pairs of both."""
+    return _p_above(error_NA.clamp(max=1e30) - between_NA)
+
+
+def _p_above(values_NA: Tensor) -> Tensor:
+    """(A,) one-sided p of Student's t that the mean over images is 0 or less."""
+    from scipy.special import stdtr
+
+    count = len(values_NA)
+    mean, spread = values_NA.mean(0), values_NA.std(0).clamp(min=1e-9)
+    t = (mean / (spread / math.sqrt(count))).clamp(-1e8, 1e8)
+    return torch.from_numpy(stdtr(count - 1, -t.double().cpu().numpy())).clamp(min=1e-300)
+
+
+class Outputs(NamedTuple):
+    """Logits of two networks. agreement: share of images of the same class; None of features.
+
+    error: mean relative error of the logits. accuracy: before and after, and their paired
+    difference; None without labels.
+    """
+
+    error: float
+    agreement: float | None
+    before: float | None = None
+    after: float | None = None
+    paired: Paired | None = None
+
+
+def outputs(found: Measured, classes: bool) -> Outputs:
+    """Compare the ends of two networks. classes: whether they are logits."""
+    error = float(found.rest.logits.mean())
+    if not classes:
+        return Outputs(error, None)
+    ours, theirs = found.ours.argmax(1), found.theirs.argmax(1)
+    agreement = float((ours == theirs).float().mean())
+    if found.labels is None:
+        return Outputs(error, agreement)
+    right = [guess == found.labels for guess in (ours, theirs)]
+    before, after = (float(of.float().mean()) for of in right)
+    return Outputs(error, agreement, before, after, paired(*right))
+
+
+class Explained(NamedTuple):
+    """Effect of one block of B, or of one part of it, on A's logits when all else is A's.
+
+    error: mean relative error of the logits. agreement, accuracy: shares; None without classes or
+    labels.
+    """
+
+    error: float
+    agreement: float | None
+    accuracy: float | None
+
+
+def explained(
+    a: Torch, b: Side, pairs: Pairs, batches: Batches, number: int, size: int, classes: bool
+) -> dict[str, Explained]:
+    """Give A what block ``number`` of B does differently, whole and in its parts, and look at A's logits.
+
+    Returns by "block" and by the parts of ``errors.PARTS``.
+    """
+    gathered: dict[str, list[tuple[Tensor, Tensor, Tensor | None]]] = {}
+    for batch in batches(size):
+        first = a.run(batch.ours, attention=False)
+        fed = b.run(batch.theirs, fed=first)
+        lent = a.run(batch.ours, fed=first, borrowed=units_of(pairs, fed), attention=False)
+        mine, theirs, half = (one.streams[number] for one in (first, fed, lent))
+        for name, delta in _deltas(mine, theirs, half).items():
+            logits = _with(a, batch.ours, first, number, delta)
+            gathered.setdefault(name, []).append((first.logits, logits, batch.labels))
+    return {name: _effect(parts, classes) for name, parts in gathered.items()}
+
+
+def _deltas(
+    mine: Sequence[Tensor], theirs: Sequence[Tensor], lent: Sequence[Tensor]
+) -> dict[str, Tensor]:
+    before, middle, after = zip(mine, lent, theirs, strict=True)
+    mlps = [wide(end) - wide(half) for end, half in zip(after, middle, strict=True)]
+    middles = [wide(part) for part in middle]
+    return {
+        "block": (wide(after[2]) - wide(before[2])) - (wide(after[0]) - wide(before[0])),
+        "heads": middles[1] - middles[0],
+        "projection": middles[2] - middles[1],
+        "neurons": mlps[1] - mlps[0],
+        "mlp output": mlps[2] - mlps[1],
+    }
+
+
+def _with(a: Torch, images: Tensor, first: Pass, number: int, delta: Tensor) -> Tensor:
+    """(B, classes) logits of A with ``delta`` (B, T, C) added behind one of its blocks."""
+    block = a.backbone.get_submodule(a.layout.blocks[number].name)
+
+    def add(_module: torch.nn.Module, _args: object, out: object) -> object:
+        whole = out[0] if isinstance(out, tuple) else out
+        assert isinstance(whole, Tensor)
+        moved = whole + delta.to(whole).reshape(whole.shape)
+        return (moved, *out[1:]) if isinstance(out, tuple) else moved
+
+    handle = block.register_forward_hook(add)
+    try:
+        return a.run(images, attention=False).logits
+    finally:
+        handle.remove()
+
+
+def _effect(parts: list[tuple[Tensor, Tensor, Tensor | None]], classes: bool) -> Explained:
+    before = torch.cat([part[0] for part in parts]).double()
+    after = torch.cat([part[1] for part in parts]).double()
+    error = (after - before).norm(dim=1) / before.norm(dim=1).clamp(min=1e-30)
+    labels = None if parts[0][2] is None else torch.cat([part[2] for part in parts])  # type: ignore[misc]
+    agreement = accuracy = None
+    if classes:
+        agreement = float((before.argmax(1) == after.argmax(1)).double().mean())
+    if classes and labels is not None:
+        accuracy = float((after.argmax(1) == labels).double().mean())
+    return Explained(float(error.nan_to_num(nan=math.inf).mean()), agreement, accuracy)
+
+
+def neuron_groups(pairs: Pairs) -> list[tuple[int, int]]:
+    """(block, group) of each column of ``Own.neurons``."""
+    return [(pair.site.block, group) for pair in pairs.neurons for group in range(GROUPS)]

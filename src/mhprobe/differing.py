@@ -1,0 +1,105 @@
+"""mhprobe diff: what changed between two networks, head by head, and is it more than nothing.
+
+mhprobe diff before.safetensors after.safetensors photos/
+mhprobe diff model.safetensors model_int8.onnx photos/ --tolerance .01
+"""
+
+import argparse
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from mhprobe.errors import UserError
+
+TIMM = "for names of timm's, in their order: files of any training, or random (default: download)"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the sentences and write the files; 1 if something leaves its tolerance, 2 for bad input."""
+    options = _parsed(arguments)
+    folder = Path(options.out).expanduser()
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"diff: --out: {folder} is a file. Give a folder, e.g. diff.")
+        from mhprobe.differences.result import tolerances
+
+        limits = tolerances(options.tolerance)
+        from mhprobe.pages.diffing.opened import exported, opened, pictures
+        from mhprobe.pages.diffing.page import diff
+
+        warnings.filterwarnings("ignore", category=UserWarning, module="timm|torch")
+        first, second = _sides(options, opened, exported)
+        side = max(first.spec["size"])
+        read = pictures(options.photos, None, side, options.limit, options.labelled)
+        result = diff(first, second, read, tolerance=limits, null=options.null)
+        print(*result.notes, result, f"\nfiles: {result.save(folder)}", sep="\n")
+    except UserError as error:
+        print(f"mhprobe diff: {str(error).removeprefix('diff: ')}", file=sys.stderr)
+        return 2
+    return 1 if result.outside else 0
+
+
+def _parsed(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="mhprobe diff",
+        description="Two networks of one architecture: which block, head or neurons compute "
+        "differently, what is inherited, and whether it is more than nothing.",
+    )
+    sides = "a run, a file or folder of weights, hf-hub:owner/name, or a name of timm's"
+    parser.add_argument("a", metavar="A", help=f"the network before: {sides}")
+    parser.add_argument("b", metavar="B", help="the network after: the same, or an ONNX file of A")
+    parser.add_argument("photos", help="a folder of photographs, or a .tar or .zip of them")
+    parser.add_argument("--weights", nargs="+", default=[], metavar="FILE", help=TIMM)
+    parser.add_argument("--size", type=int, help="pixels of an image's side, for names of timm's")
+    parser.add_argument(
+        "--limit", type=int, default=64, help="photographs, evenly from the folder (default: 64)"
+    )
+    parser.add_argument(
+        "--labelled",
+        action="store_true",
+        help="the folders that photographs stand in are the classes, by name",
+    )
+    parser.add_argument(
+        "--tolerance",
+        nargs="+",
+        metavar="SHARE",
+        help="exit code 1 if an own error of a head or block, or with labels the loss of accuracy, "
+        "is larger; or head=, block=, logits=, agreement=, accuracy=SHARE",
+    )
+    parser.add_argument(
+        "--null",
+        default="auto",
+        help="what nothing looks like: rounding (exports, copies), images (trainings), or a network "
+        "of another seed (default: by the weights)",
+    )
+    parser.add_argument(
+        "--out", default="diff", help="a folder for tables and diff.json (default: diff)"
+    )
+    return parser.parse_args(arguments)
+
+
+def _sides(options: argparse.Namespace, opened: Any, exported: Any) -> list[Any]:
+    """Open both networks, but for an export; names of timm's take ``--weights`` in their order."""
+    weights = list(options.weights)
+    named = [not Path(name).expanduser().exists() for name in (options.a, options.b)]
+    if len(weights) > sum(named):
+        raise UserError(
+            f"diff: --weights: {len(weights)} files for {sum(named)} names of timm's; files and runs "
+            "bring their own."
+        )
+    if options.size is not None and not any(named):
+        raise UserError("diff: --size is for names of timm's; files and runs bring their own.")
+    sides: list[Any] = []
+    for name, timm in zip((options.a, options.b), named, strict=True):
+        if sides and exported(name):
+            sides.append(name)
+        elif timm:
+            sides.append(opened(name, weights.pop(0) if weights else None, options.size))
+        else:
+            sides.append(opened(name))
+    return sides
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,245 @@
+"""The two networks and the images that a comparison is told of."""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mhprobe.backbones import gives_features
+from mhprobe.data.augment import normalise
+from mhprobe.data.decoding import decode, refuse_bombs
+from mhprobe.data.draws import evenly
+from mhprobe.data.photos import listed
+from mhprobe.differences.compare import LEAST, Batch, Batches, Null
+from mhprobe.differences.exported import Onnx
+from mhprobe.differences.sides import Side, Torch
+from mhprobe.errors import UserError, quoted
+from mhprobe.pages.looking.network import Network, chosen
+
+Given = nn.Module | str | Path | Network
+
+
+class Opened(NamedTuple):
+    """A side, the images that it expects (size, mean, std), its precision, and whether it gives logits."""
+
+    side: Side
+    spec: dict[str, Any]
+    dtype: torch.dtype
+    notes: tuple[str, ...] = ()
+
+
+def opened(
+    given: Given, weights: str | Path | None = None, size: int | None = None, name: str = ""
+) -> Opened:
+    """Open a PyTorch network: one of a notebook, or by a name that ``look`` knows.
+
+    Raises UserError for anything else.
+    """
+    if exported(given):
+        raise UserError(
+            f"diff: {given} is an export: give the PyTorch network that it was made from first, and "
+            "the export second."
+        )
+    if isinstance(given, str | Path):
+        _refuse_missing(given, weights)
+    try:
+        network = (
+            given if isinstance(given, Network) else chosen(given, weights, size, classifier=True)
+        )
+    except UserError as error:
+        raise UserError(f"diff: {str(error).removeprefix('look: ')}") from error
+    side = Torch(network.model, name or network.name)
+    return Opened(side, network.spec, side.dtype, network.notes)
+
+
+def exported(given: object) -> bool:
+    """Return True for the name of an ONNX file."""
+    return isinstance(given, str | Path) and Path(given).suffix == ".onnx"
+
+
+def export(given: str | Path, a: Opened, batches: Batches) -> Opened:
+    """Open an ONNX file beside the network that it was made from. UserError as of ``Onnx``."""
+    _refuse_missing(given, None)
+    assert isinstance(a.side, Torch)
+    first = next(batches(1)).ours
+    side = Onnx(Path(given).expanduser(), a.side, first)
+    return Opened(side, a.spec, side.dtype)
+
+
+def _refuse_missing(given: str | Path, weights: str | Path | None) -> None:
+    """UserError for a file that is not there, which would be taken for a name of timm's."""
+    there = Path(given).expanduser()
+    file = there.suffix in (".safetensors", ".ckpt", ".onnx", ".pth", ".pt")
+    if file and not there.exists():
+        raise UserError(f"diff: {there}: there is no such file.")
+    if there.suffix in (".pth", ".pt") and weights is None:
+        raise UserError(
+            f"diff: {there}: weights alone say no architecture. Give a timm name and --weights {there}."
+        )
+
+
+def classes_of(side: Side) -> bool:
+    """Return True if a side gives logits."""
+    return isinstance(side, Torch) and not (
+        side.model is side.backbone and gives_features(side.backbone)
+    )
+
+
+def refuse_other_images(a: Opened, b: Opened) -> None:
+    """Raise UserError for two networks of other image sizes."""
+    if tuple(a.spec["size"]) != tuple(b.spec["size"]):
+        sizes = [" x ".join(map(str, one.spec["size"])) for one in (a, b)]
+        raise UserError(
+            f"diff: {a.side.name} takes images of {sizes[0]} pixels and {b.side.name} of {sizes[1]}. "
+            "Give --size, or build both for one size."
+        )
+
+
+def same_ends(a: Opened, b: Opened) -> tuple[Opened, Opened]:
+    """Return both, without the classifier of one where the other gives features, as before and after tuning."""
+    ends = [classes_of(one.side) for one in (a, b)]
+    if not (isinstance(a.side, Torch) and isinstance(b.side, Torch)) or ends[0] == ends[1]:
+        return a, b
+    return (_features(a), b) if ends[0] else (a, _features(b))
+
+
+def _features(of: Opened) -> Opened:
+    """A copy of timm's network that gives features; the same where its classifier cannot be taken off."""
+    assert isinstance(of.side, Torch)
+    backbone: Any = copy.deepcopy(of.side.backbone)
+    if not hasattr(backbone, "reset_classifier"):
+        return of
+    backbone.reset_classifier(0)
+    said = f"The classifier of {of.side.name} is left out, for the other network has none."
+    return of._replace(side=Torch(backbone, of.side.name), notes=(*of.notes, said))
+
+
+def guessed_null(a: Side, b: Side) -> tuple[Null, str]:
+    """Choose what nothing looks like, and say why in a sentence.
+
+    Rounding for a copy: another precision, a quantised or a pruned one, or equal weights in half
+    of the tensors or more.
+    """
+    if not (isinstance(a, Torch) and isinstance(b, Torch)):
+        return "rounding", f"{b.name} is an export of {a.name}: the null is rounding."
+    if b.kept and b.kept != a.kept:
+        return "rounding", f"{b.name} is pruned: its other units are held against rounding."
+    if a.dtype != b.dtype:
+        return "rounding", "The two have other precisions: the null is rounding."
+    ours, theirs = a.backbone.state_dict(), b.backbone.state_dict()
+    if ours.keys() != theirs.keys():
+        return "rounding", "The two hold other tensors, as after quantising: the null is rounding."
+    named = [key for key, value in ours.items() if isinstance(value, Tensor) and value.numel() > 1]
+    same = sum(
+        ours[key].shape == theirs[key].shape and torch.equal(ours[key], theirs[key])
+        for key in named
+    )
+    if 2 * same >= len(named):
+        return (
+            "rounding",
+            f"{same} of {len(named)} tensors are equal, so one is taken for a copy: the null is rounding.",
+        )
+    return (
+        "images",
+        f"{len(named) - same} of {len(named)} tensors differ, so they are taken for two trainings: "
+        "the null is another photograph.",
+    )
+
+
+class Pictures(NamedTuple):
+    """Images of a comparison. pixels: (N, 3, side, side) uint8, or floats that are normalised already.
+
+    labels: (N,) int64 or None. names: of files. notes: on files left out.
+    """
+
+    pixels: Tensor
+    labels: Tensor | None
+    names: list[str]
+    notes: list[str]
+
+    def batches(self, a: dict[str, Any], b: dict[str, Any]) -> Batches:
+        """Return a function that walks the images as two networks expect them. a, b: size, mean, std."""
+
+        def walk(size: int) -> Iterator[Batch]:
+            for at in range(0, len(self.pixels), size):
+                part = self.pixels[at : at + size]
+                labels = None if self.labels is None else self.labels[at : at + size]
+                if part.dtype != torch.uint8:
+                    yield Batch(part, part, labels)
+                    continue
+                ours, theirs = (normalise(part, of["size"], of["mean"], of["std"]) for of in (a, b))
+                yield Batch(ours, theirs, labels)
+
+        return walk
+
+
+def pictures(
+    images: Any, labels: Tensor | None, side: int, limit: int, labelled: bool = False
+) -> Pictures:
+    """Read the images of a comparison.
+
+    images: a folder or archive, (N, 3, height, width) uint8, or floats, normalised. labelled: the
+    folders that photographs stand in are their classes, by name. Raises UserError for fewer than
+    ``LEAST``, for labels of another number, and for what is no image.
+    """
+    if isinstance(images, str | Path):
+        return _photographs(images, side, limit, labelled)
+    if not isinstance(images, Tensor) or images.dim() != 4 or images.shape[1] != 3:
+        got = tuple(images.shape) if isinstance(images, Tensor) else quoted(images)
+        raise UserError(
+            f"diff: images: expected a folder, or a tensor (N, 3, height, width), got {got}."
+        )
+    if images.dtype != torch.uint8 and not images.is_floating_point():
+        raise UserError(
+            f"diff: images: expected uint8 pixels, or normalised floats, got {images.dtype}."
+        )
+    if labels is not None and (labels.shape != (len(images),) or labels.dtype != torch.int64):
+        raise UserError(
+            f"diff: labels: expected ({len(images)},) int64, one class per image, got "
+            f"{tuple(labels.shape)} {labels.dtype}."
+        )
+    _refuse_few(len(images), "images")
+    return Pictures(images, labels, [f"image {number}" for number in range(len(images))], [])
+
+
+def _refuse_few(count: int, where: str) -> None:
+    if count < LEAST:
+        raise UserError(
+            f"diff: {where}: expected at least {LEAST} photographs, got {count}: fewer leave the "
+            "tests nothing to vary over."
+        )
+
+
+def _photographs(folder: str | Path, side: int, limit: int, labelled: bool) -> Pictures:
+    archive, every = listed(folder, "diff")
+    _refuse_few(min(len(every), limit), str(folder))
+    refuse_bombs()
+    read, left_out = {}, list[str]()
+    for name, data in archive.read([every[number] for number in evenly(limit, len(every))]):
+        try:
+            read[name] = decode(data, side, True, name)
+        except UserError as error:
+            left_out.append(f"Left out: {str(error).removeprefix('root: ')}")
+    names = sorted(read)
+    _refuse_few(len(names), str(folder))
+    if len(every) > limit:
+        left_out.insert(
+            0, f"{len(names)} of the {len(every)} photographs are taken, evenly by name."
+        )
+    pixels = torch.from_numpy(np.stack([read[name] for name in names])).permute(0, 3, 1, 2)
+    labels = _of_folders(names, every, folder) if labelled else None
+    return Pictures(pixels, labels, names, left_out)
+
+
+def _of_folders(names: list[str], every: list[str], folder: str | Path) -> Tensor:
+    classes = sorted({PurePosixPath(name).parent.name for name in every})
+    if len(classes) < 2:
+        raise UserError(
+            f"diff: --labelled: {folder} has {len(classes)} folder of photographs, expected one for "
+            "each class."
+        )
+    return torch.tensor([classes.index(PurePosixPath(name).parent.name) for name in names])

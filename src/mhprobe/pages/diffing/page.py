@@ -1,0 +1,187 @@
+"""Comparisons of two networks for a notebook and for ``mhprobe diff``."""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from mhprobe.api import measure
+from mhprobe.differences.compare import Batches, explained, judged, measured, outputs
+from mhprobe.differences.errors import Pairs
+from mhprobe.differences.result import (
+    Diff,
+    block_table,
+    head_table,
+    neuron_table,
+    numbers,
+    outside,
+    refuse_untold,
+    tolerances,
+)
+from mhprobe.differences.sides import Side, Torch, paired, refuse_other_blocks, refuse_unlike
+from mhprobe.differences.words import REFERENCE, Found, sentences
+from mhprobe.errors import UserError, one_of, whole_number
+from mhprobe.io.progress import progress
+from mhprobe.measures import GateImportance
+from mhprobe.pages.diffing.opened import (
+    Given,
+    Opened,
+    Pictures,
+    classes_of,
+    export,
+    exported,
+    guessed_null,
+    opened,
+    pictures,
+    refuse_other_images,
+    same_ends,
+)
+from mhprobe.pages.diffing.shown import page
+
+SIZE = 8  # images at a time where one block's difference is given to A
+
+
+def diff(
+    a: Given,
+    b: Given,
+    images: str | Path | Tensor | Pictures,
+    labels: Tensor | None = None,
+    tolerance: Any = None,
+    null: Given | Literal["auto", "rounding", "images"] = "auto",
+    limit: int = 64,
+    show_progress: bool = True,
+) -> Diff:
+    """Compare two networks of one architecture, head by head, and test each difference against nothing.
+
+    a, b: networks, or what ``look`` opens: a run, a file or folder of weights, hf-hub:owner/name, a
+        timm name. b was made from a: tuned, pruned, quantised, in another precision; or it is an
+        ONNX file of a.
+    images: a folder or archive of photographs, of which at most ``limit`` are taken, evenly by
+        name; or (N, 3, height, width) uint8, or floats that are normalised for both. At least four.
+    labels: (N,) int64, for accuracy. tolerance: a share that own errors of heads and blocks, and
+        with labels the loss of accuracy, may not exceed; or a dict of head, block, logits,
+        agreement, accuracy.
+    null: what nothing looks like: "rounding" (for copies and exports), "images" (for trainings), or
+        a network, as another seed of a; "auto" looks at the weights.
+
+    The result shows itself as sentences; ``.heads``, ``.blocks`` and ``.neurons`` are tables,
+    ``.metrics`` numbers, ``.save(folder)`` writes all. Raises UserError for two architectures, other
+    classes or sizes, too few images, and a tolerance of what is not there.
+    """
+    whole_number("diff: limit", limit, least=1)
+    if isinstance(null, str) and not Path(null).expanduser().exists():
+        one_of("diff", "null", null, Literal["auto", "rounding", "images"])
+    limits = tolerances(tolerance)
+    first = a if isinstance(a, Opened) else opened(a)
+    side = max(first.spec["size"])
+    read = images if isinstance(images, Pictures) else pictures(images, labels, side, limit)
+    if exported(b):
+        second = export(str(b), first, read.batches(first.spec, first.spec))
+    else:
+        second = b if isinstance(b, Opened) else opened(b)
+    refuse_other_blocks(first.side, second.side)
+    refuse_other_images(first, second)
+    first, second = same_ends(first, second)
+    return compared(first, second, read, limits, null, show_progress)
+
+
+def compared(
+    a: Opened,
+    b: Opened,
+    read: Pictures,
+    limits: dict[str, float],
+    null: Given | str,
+    show_progress: bool,
+) -> Diff:
+    """Compare two opened networks. UserError as of ``diff``."""
+    assert isinstance(a.side, Torch), "else it was refused when it was opened"
+    ours, theirs, classes = a.side, b.side, classes_of(a.side)
+    refuse_untold(limits, read.labels is not None, classes)
+    refuse_unlike(ours, theirs)
+    pairs = Pairs(paired(ours, theirs, "head"), _neurons(ours, theirs))
+    batches = read.batches(a.spec, b.spec)
+    null = null if null != "auto" else ""
+    guess, why = guessed_null(ours, theirs)
+    other = None if isinstance(null, str) and null in ("", "rounding", "images") else opened(null)
+    kind: Any = null if null in ("rounding", "images") else guess
+    notes = [*ours.notes, *theirs.notes, *a.notes, *b.notes, *read.notes]
+    notes += [] if null else [f"{why} (--null chooses.)"]
+    if "all" in limits and read.labels is None and classes:
+        notes.append("The photographs have no labels, so accuracy is not held to the tolerance.")
+    with progress("comparing", len(read.pixels), "images", show_progress) as done:
+        found = measured(ours, theirs, pairs, batches, kind, b.dtype, other and _torch(other), done)
+    limit = limits.get("block", limits.get("all"))
+    verdict = judged(found, limit)
+    ends = outputs(found, classes)
+    worst = [] if verdict.first is None else [verdict.first]
+    parts = {
+        number: explained(ours, theirs, pairs, batches, number, SIZE, classes) for number in worst
+    }
+    reference = (
+        REFERENCE[found.null] if other is None else f"{other.side.name} differs from the first"
+    )
+    about = Found(
+        (ours.name, theirs.name),
+        ours.layout.of("head"),
+        pairs,
+        found,
+        verdict,
+        ends,
+        parts,
+        reference,
+        limit,
+    )
+    result = Diff(
+        sentences=sentences(about),
+        heads=head_table(about, _importance(ours, theirs, pairs, batches, read)),
+        blocks=block_table(ours.layout, about),
+        neurons=neuron_table(pairs, found),
+        metrics=numbers(found, verdict, ends),
+        outside=outside(about, limits),
+        notes=list(dict.fromkeys(notes)),
+        images=len(read.pixels),
+    )
+    shown = functools.partial(page, about, result, ours, theirs, read, batches)
+    return result._replace(page=shown)
+
+
+def _neurons(a: Side, b: Side) -> list[Any]:
+    """Pair MLPs where both sides know their neurons."""
+    kinds = [{site.kind for site in side.layout.sites} for side in (a, b)]
+    return paired(a, b, "neuron") if all("neuron" in of for of in kinds) else []
+
+
+def _torch(of: Opened) -> Torch:
+    assert isinstance(of.side, Torch)
+    return of.side
+
+
+def _importance(
+    a: Torch, b: Side, pairs: Pairs, batches: Batches, read: Pictures
+) -> dict[str, Tensor]:
+    """(A,) importance of each head in both networks, by its slope; nothing where one has no slopes."""
+    if not isinstance(b, Torch):
+        return {}
+    values = []
+    for at, side in enumerate((a, b)):
+        weight = next(iter(side.model.parameters()))
+        loader: Sequence[Any] = [
+            images if batch.labels is None else (images, batch.labels)
+            for batch in batches(SIZE)
+            for images in [(batch.theirs if at else batch.ours).to(weight)]
+        ]
+        try:
+            value = measure(side.model, loader, [GateImportance])["gate_importance"]
+        except UserError:  # quantised layers, a network that drops its graph: no slope arrives
+            return {}
+        values.append(value.detach().double())
+    before, found = values[0], torch.full_like(values[0], torch.nan)
+    layout = a.layout.of("head")
+    theirs = b.layout.of("head").split(values[1][: b.layout.of("head").num_heads])
+    for pair, mine in zip(pairs.heads, layout.split(torch.arange(layout.num_heads)), strict=True):
+        if pair.other is not None:
+            found[mine[pair.mine]] = theirs[pair.other][pair.theirs]
+    return {"importance_before": before[: layout.num_heads], "importance_after": found}

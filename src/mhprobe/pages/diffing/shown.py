@@ -1,0 +1,203 @@
+"""The page of a comparison: strips of blocks, and maps of both networks on a few photographs."""
+
+import base64
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhprobe.differences.compare import Batches
+from mhprobe.differences.errors import Pairs
+from mhprobe.differences.passes import Pass, chosen_queries
+from mhprobe.differences.result import Diff
+from mhprobe.differences.sides import Side, Torch
+from mhprobe.differences.words import Found, share
+from mhprobe.heads import HeadSite, wide
+from mhprobe.pages.diffing.opened import Pictures
+from mhprobe.pages.html.page import render
+from mhprobe.pages.html.pictures import encoded
+from mhprobe.recording.record import in_raster_order
+
+PHOTOS = 3  # of a page
+DECADES = 2.0  # of errors that colours tell apart, below the largest
+CALLED = {
+    "own": "own error",
+    "inherited": "inherited error",
+    "total": "error in all",
+    "attention_own": "own change of attention (Jensen-Shannon)",
+    "attention": "change of attention (Jensen-Shannon)",
+    "cka": "similarity of outputs (CKA)",
+    "q": "q",
+    "importance_before": "importance before",
+    "importance_after": "importance after",
+}
+
+
+def page(found: Found, result: Diff, a: Torch, b: Side, read: Pictures, batches: Batches) -> str:
+    """Render the page of a comparison."""
+    heads = result.heads.dicts()
+    at = sorted({round(n * (len(read.pixels) - 1) / (PHOTOS - 1)) for n in range(PHOTOS)})
+    maps = [
+        _of_photo([a.run(batch.ours), b.run(batch.theirs)], b, found.pairs)
+        for number, batch in enumerate(batches(1))
+        if number in at
+    ]
+    names = [_side_name(name, number) for number, name in enumerate(found.names)]
+    data = {
+        "heads": [
+            {"block": row["block"], "number": row["number"], "flagged": row["flagged"]}
+            for row in heads
+        ],
+        "columns": [
+            {"name": name, "called": called, "values": [_plain(row[name]) for row in heads]}
+            for name, called in CALLED.items()
+            if name in result.heads.columns
+        ],
+        "maps": maps,
+        "photos": [
+            {"name": read.names[number], "picture": _picture(read.pixels[number])} for number in at
+        ],
+        "names": names,
+        "asker": _asker(found.layout.sites[0]),
+    }
+    return render(
+        "diff.html.jinja",
+        data,
+        ["common.js", "diff.js"],
+        styles=("page.css", "diff.css"),
+        title=f"{found.names[0]} and {found.names[1]}",
+        shown=dict(
+            sentences=result.sentences,
+            outside=result.outside,
+            notes=result.notes,
+            strips=_strips(result),
+            first=found.names[0],
+            second=found.names[1],
+            images=result.images,
+            reference=found.reference,
+        ),
+    )
+
+
+def _side_name(name: str, number: int) -> str:
+    return f"{('first', 'second')[number]}: {name}"
+
+
+def _plain(value: Any) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _asker(site: HeadSite) -> str:
+    who = "from the class token" if site.class_token else "on average over the queries"
+    return f"Attention is {who}; outputs are lengths, patch by patch."
+
+
+def _strips(result: Diff) -> list[dict[str, Any]]:
+    """Own and inherited errors of all parts, with their place on a logarithmic scale."""
+    rows = result.blocks.dicts()
+    values = [row[name] for row in rows for name in ("value", "inherited")]
+    known = [math.log10(value) for value in values if math.isfinite(value) and value > 0]
+    high = max(known, default=0.0)
+    low = max(min(known, default=-1.0), high - DECADES)
+    strips = []
+    for name, called in (("value", "own"), ("inherited", "inherited")):
+        cells = []
+        for row in rows:
+            value = row[name]
+            short = {"embedding": "in", "last": "out"}.get(row["part"], str(row["block"]))
+            part = f"block {row['block']}" if short.isdigit() else row["part"]
+            text = "" if math.isnan(value) else share(value)
+            cells.append(
+                {
+                    "short": short,
+                    "text": text,
+                    "about": f"{part}: {called} error {text or 'not defined'}",
+                    "level": _level(value, low, high),
+                    "more": name == "value" and bool(row["flagged"]),
+                }
+            )
+        strips.append({"name": called, "cells": cells})
+    return strips
+
+
+def _level(value: float, low: float, high: float) -> float:
+    if math.isnan(value) or value <= 0:
+        return 0.0
+    if math.isinf(value):
+        return 1.0
+    return round(max(0.0, (math.log10(value) - low) / max(high - low, 1e-9)), 3)
+
+
+def _of_photo(both: list[Pass], b: Side, pairs: Pairs) -> list[dict[str, Any]]:
+    """Per head where both look, and what both give out, as bytes on the grid of patches."""
+    heads = []
+    theirs = [site for site in b.layout.sites if site.kind == "head"]
+    for pair in pairs.heads:
+        places = [(both[0], pair.number, pair.site)]
+        if pair.other is not None:
+            places.append((both[1], pair.other, theirs[pair.other]))
+        looks = [_looks(of, number, site) for of, number, site in places]
+        gives = [_gives(of, number, site) for of, number, site in places]
+        partner = dict(zip(pair.mine, pair.theirs, strict=True))
+        for head in range(pair.site.num_heads):
+            chosen = [head, partner.get(head)]
+            grid = pair.site.token_grid
+            heads.append({"looks": _two(looks, chosen, grid), "gives": _two(gives, chosen, grid)})
+    return heads
+
+
+def _two(
+    maps: Sequence[Tensor | None], heads: list[int | None], grid: tuple[int, int]
+) -> list[dict[str, Any] | None]:
+    """Maps of one head in both networks, on one scale of bytes."""
+    picked = [
+        None if of is None or head is None else of[head].nan_to_num(0)
+        for of, head in zip([*maps, None][:2], heads, strict=True)
+    ]
+    most = max((float(one.max()) for one in picked if one is not None), default=1.0) or 1.0
+    return [
+        None
+        if one is None
+        else {
+            "grid": list(grid),
+            "values": base64.b64encode(
+                (255 * one / most).clamp(0, 255).round().byte().numpy().tobytes()
+            ).decode(),
+        }
+        for one in picked
+    ]
+
+
+def _looks(of: Pass, number: int, site: HeadSite) -> Tensor | None:
+    """(H, patches) attention from the class token, or the mean over the chosen queries."""
+    rows = of.attention[number]
+    if rows is None:
+        return None
+    places_WK = site.places()
+    if site.class_token:
+        weight_WHK = rows[:, :, 0].float()
+    else:
+        there = places_WK[:, chosen_queries(places_WK.shape[1])] >= 0
+        share_Wq = there.float() / there.float().sum(1, keepdim=True).clamp(min=1)
+        weight_WHK = torch.einsum("whqk,wq->whk", rows.float(), share_Wq)
+    tokens = site.prefix_tokens + math.prod(site.token_grid)
+    total = torch.zeros(site.num_heads, tokens)
+    weight_WHK = weight_WHK * (places_WK >= 0)[:, None]
+    total.index_add_(1, places_WK.clamp(min=0).flatten(), weight_WHK.transpose(0, 1).flatten(1))
+    return total[:, site.prefix_tokens :]
+
+
+def _gives(of: Pass, number: int, site: HeadSite) -> Tensor:
+    """(H, patches) length of a head's output at each patch."""
+    z_BTHD = in_raster_order(site, of.heads[number], 1)
+    return wide(z_BTHD[0]).norm(dim=-1).T[:, site.prefix_tokens :]
+
+
+def _picture(pixels: Tensor) -> str:
+    """A photograph as a data URL; of normalised numbers, stretched to their range."""
+    if pixels.dtype != torch.uint8:
+        low, high = pixels.min(), pixels.max()
+        pixels = (255 * (pixels - low) / (high - low).clamp(min=1e-9)).byte()
+    return encoded(pixels.permute(1, 2, 0).contiguous().numpy(), "jpeg", quality=82)

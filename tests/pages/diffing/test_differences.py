@@ -1,0 +1,408 @@
+"""Two networks, head by head: what was planted is found where it is, and nothing is found where nothing is."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import html
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import mhprobe
+from mhprobe import differing
+from mhprobe.differences.compare import FACTOR
+from mhprobe.report.ledger import Ledger
+from models import TWINS, images_for, make_loud, tiny_registers, tiny_vit
+
+IMAGES = 4
+FAMILIES = ["vit", "vit_registers", "swin", "swinv2", "eva", "beit", "hf_vit", "hf_dinov2"]
+
+
+def loud(name: str = "vit") -> nn.Module:
+    model = TWINS[name]()
+    make_loud(model, 0.2)
+    return model
+
+
+def compared(a, b, **options):
+    images = images_for(a, IMAGES)
+    return mhprobe.diff(a, b, images, show_progress=False, **options)
+
+
+def column(found, name):
+    return found.heads.column(name)
+
+
+def disturb(model, site: int, head: int, part: str, size: float = 0.3) -> None:
+    """Multiply a head's values, or its columns of W_O, in place."""
+    attention = model.blocks[site].attn
+    width = attention.proj.in_features // attention.num_heads
+    rows = slice(head * width, (head + 1) * width)
+    with torch.no_grad():
+        if part == "V":
+            for tensor in (attention.qkv.weight, attention.qkv.bias):
+                tensor[2 * attention.proj.in_features :][rows] *= 1 + size
+        else:
+            attention.proj.weight[:, rows] *= 1 + size
+
+
+@pytest.mark.parametrize("part", ["V", "O"])
+def test_a_disturbed_head_is_flagged_alone_and_its_block_is_named(part):
+    before = loud()
+    after = copy.deepcopy(before)
+    disturb(after, 1, 2, part)
+    found = compared(before, after)
+    assert column(found, "flagged") == [0, 0, 0, 0, 0, 1]
+    assert found.metrics["diff/first_block"] == 1
+    assert "Block 1 is the first that computes differently: head 2, own error 30 %" in str(found)
+    value = column(found, "value")
+    assert value[5] == pytest.approx(0.3, abs=1e-5) and max(value[:5]) == 0
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_change_is_found_in_its_block_alone_in_every_family(name):
+    before = loud(name)
+    after = copy.deepcopy(before)
+    layout = mhprobe.attach(after).layout
+    site = layout.sites[1]
+    with torch.no_grad():
+        weight = next(p for p in after.get_submodule(site.name).parameters() if p.dim() == 2)
+        weight *= 1.2
+    found = compared(before, after)
+    assert found.metrics["diff/first_block"] == 1
+    flagged = {
+        site
+        for site, one in zip(column(found, "block"), column(found, "flagged"), strict=True)
+        if one
+    }
+    assert flagged == {1}
+
+
+def test_no_change_flags_nothing():
+    before = loud("swin")
+    found = compared(before, copy.deepcopy(before))
+    assert sum(column(found, "flagged")) == 0 and found.metrics["diff/first_block"] is None
+    assert "No block computes differently" in str(found)
+
+
+def test_errors_of_later_blocks_are_inherited_and_not_their_own():
+    before = loud("swin")
+    after = copy.deepcopy(before)
+    with torch.no_grad():
+        after.layers[0].blocks[1].mlp.fc1.weight *= 1.5
+    found = compared(before, after)
+    rows = {row["block"]: row for row in found.blocks.dicts() if row["part"].startswith("layers")}
+    assert rows[1]["value"] > 0.01 and rows[1]["neurons"] > 0.01 and rows[1]["heads"] == 0
+    for number in (2, 3):
+        assert rows[number]["value"] < 1e-6 < 1e-4 < rows[number]["inherited"]
+    assert rows[0]["total"] == 0
+    assert sum(column(found, "flagged")) == 0  # no head: the MLP alone
+
+
+def test_what_a_block_alone_explains_adds_up_to_all_where_it_is_the_only_one():
+    before = loud()
+    after = copy.deepcopy(before)
+    disturb(after, 0, 1, "V", 0.05)
+    sentence = next(line for line in compared(before, after).sentences if "alone moves" in line)
+    whole, every, part = (float(word) for word in _numbers(sentence))
+    assert whole == pytest.approx(every, rel=0.1) and part == pytest.approx(whole, rel=0.1)
+
+
+def _numbers(sentence: str) -> list[str]:
+    return [
+        word
+        for word, unit in zip(sentence.split(), sentence.split()[1:], strict=False)
+        if unit[0] == "%"
+    ]
+
+
+def test_pruned_networks_are_compared_by_the_heads_that_are_left():
+    before = loud("vit_registers")
+    after = mhprobe.prune_heads(copy.deepcopy(before), [1, 3])
+    found = compared(before, after)
+    value = column(found, "value")
+    assert [number for number, one in enumerate(value) if one != one] == [1, 3]
+    assert sum(column(found, "flagged")) == 0  # those that are left compute the same
+    rows = {row["block"]: row for row in found.blocks.dicts()}
+    assert rows[0]["heads"] > 1e-3 and rows[0]["projection"] < 1e-5
+    assert "2 heads of 2 blocks are gone" in str(found)
+    with pytest.raises(mhprobe.UserError, match=r"has heads of blocks\.0\.attn that"):
+        compared(after, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_correct_copy_in_half_precision_flags_nothing(dtype):
+    before = loud()
+    found = compared(before, copy.deepcopy(before).to(dtype))
+    assert sum(column(found, "flagged")) == 0 and found.metrics["diff/first_block"] is None
+    assert max(column(found, "value")) > 1e-4  # the control: they do differ
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:.*quantiz.*")
+def test_dynamically_quantised_layers_are_found_to_compute_differently():
+    before = loud()
+    after = torch.ao.quantization.quantize_dynamic(copy.deepcopy(before), {nn.Linear}, torch.qint8)
+    found = compared(before, after, tolerance={"block": 0.5})
+    assert sum(column(found, "flagged")) == 6 and not found.outside
+    assert compared(before, after, tolerance=1e-6).outside
+
+
+def test_trainings_are_held_against_another_photograph():
+    before, after = tiny_vit(), tiny_vit(seed=1)
+    make_loud(before, 0.2)
+    torch.manual_seed(7)
+    with torch.no_grad():
+        after.load_state_dict(
+            {k: v + 1e-4 * torch.randn_like(v) for k, v in before.state_dict().items()}
+        )
+    little = compared(before, after)
+    assert "two trainings" in little.notes[-1] and sum(column(little, "flagged")) == 0
+    with torch.no_grad():
+        after.load_state_dict(
+            {
+                k: 2 * torch.randn_like(v) * v.std() if v.dim() > 1 else v
+                for k, v in before.state_dict().items()
+            }
+        )
+    assert sum(column(compared(before, after), "flagged")) > 3
+    other = tiny_vit(seed=2)
+    make_loud(other, 0.3)
+    assert sum(column(compared(before, little_like(before), null=other), "flagged")) == 0
+
+
+def little_like(model):
+    after = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in after.parameters():
+            parameter += 1e-3 * parameter.abs().mean()
+    return after
+
+
+def test_a_backbone_and_what_it_was_tuned_to_are_compared_by_their_features():
+    before = tiny_vit(num_classes=0)
+    after = tiny_vit()
+    make_loud(after, 0.2)
+    found = compared(before, after)
+    assert "The classifier of vit_tiny_patch16_224 is left out" in " ".join(found.notes)
+    assert "At the end the features differ" in str(found) and hasattr(after.head, "weight")
+
+
+# real cases: what exports and rewrites have broken, each on a tiny network
+
+
+def test_softmax_that_overflows_in_half_precision_is_named():
+    before = loud()
+    with torch.no_grad():
+        before.blocks[1].attn.qkv.weight[:48] *= 60
+    after = copy.deepcopy(before)
+
+    class Overflowing(nn.Module):
+        def forward(
+            self, x, **_
+        ):  # softmax without its maximum taken off, as in a half precision kernel
+            q, k, v = attention.qkv(x).reshape(*x.shape[:2], 3, 3, 8).permute(2, 0, 3, 1, 4)
+            raised = (q @ k.mT * 8**-0.5).half().exp()
+            weights = attention.attn_drop((raised / raised.sum(-1, keepdim=True)).float())
+            return attention.proj((weights @ v).transpose(1, 2).flatten(2))
+
+    attention = after.blocks[1].attn
+    attention.fused_attn = False
+    attention.forward = Overflowing().forward
+    found = compared(before, after)
+    assert found.metrics["diff/first_block"] == 1 and "no number" in found.sentences[0]
+    assert sum(column(found, "flagged")) > 0
+
+
+def test_another_epsilon_of_layer_norms_is_named():
+    before = tiny_vit()  # small streams, where an epsilon counts
+    after = copy.deepcopy(before)
+    after.blocks[1].norm1.eps = 1e-3
+    assert compared(before, after).metrics["diff/first_block"] == 1
+
+
+def test_the_other_gelu_is_named_with_its_neurons():
+    before = loud()
+    after = copy.deepcopy(before)
+    after.blocks[0].mlp.act = nn.GELU(approximate="tanh")
+    found = compared(before, after)
+    assert "Block 0 is the first that computes differently: its neurons" in str(found)
+
+
+def test_positions_resampled_otherwise_are_named_as_the_embedding():
+    from timm.layers import resample_abs_pos_embed
+
+    before = tiny_vit(img_size=32)
+    after, small = copy.deepcopy(before), tiny_vit(img_size=24)
+    nn.init.normal_(before.pos_embed)
+    with torch.no_grad():
+        for model, antialias in ((small, True), (after, False)):
+            resampled = resample_abs_pos_embed(before.pos_embed, (6, 6), antialias=antialias)
+            if model is small:
+                whole = resampled
+        same = {k: v for k, v in before.state_dict().items() if k != "pos_embed"}
+        small.load_state_dict({**same, "pos_embed": whole})
+        other = copy.deepcopy(small)
+        other.pos_embed.copy_(resampled)
+    found = compared(small, other)
+    assert (
+        found.sentences[0].startswith("The embedding is the first part")
+        and found.metrics["diff/first_block"] is None
+    )
+
+
+def test_swapped_mean_and_deviation_are_named_as_other_images():
+    before = loud()
+    after = copy.deepcopy(before)
+    before.pretrained_cfg = {
+        **before.pretrained_cfg,
+        "mean": (0.4, 0.5, 0.6),
+        "std": (0.2, 0.3, 0.2),
+    }
+    after.pretrained_cfg = {
+        **before.pretrained_cfg,
+        "mean": (0.2, 0.3, 0.2),
+        "std": (0.4, 0.5, 0.6),
+    }
+    images = torch.randint(0, 256, (IMAGES, 3, 16, 16), dtype=torch.uint8)
+    found = mhprobe.diff(before, after, images, show_progress=False)
+    assert "means and deviations of pixels differ" in found.sentences[0]
+
+
+def test_a_bias_that_was_dropped_with_a_pruned_head_is_named_as_the_projection():
+    before = loud()
+    right = mhprobe.prune_heads(copy.deepcopy(before), [4])
+    wrong = copy.deepcopy(right)
+    with torch.no_grad():
+        wrong.blocks[1].attn.proj.bias.zero_()
+    found = compared(right, wrong)
+    assert "Block 1 is the first that computes differently: its attention's projection" in str(
+        found
+    )
+    assert sum(column(found, "flagged")) == 0
+
+
+def test_queries_keys_and_values_in_another_order_are_named():
+    before = loud()
+    after = copy.deepcopy(before)
+    attention = after.blocks[1].attn
+    with torch.no_grad():
+        for tensor in (attention.qkv.weight, attention.qkv.bias):
+            q, k, v = tensor.clone().chunk(3)
+            tensor.copy_(torch.cat([k, q, v]))
+    found = compared(before, after)
+    assert found.metrics["diff/first_block"] == 1 and column(found, "flagged") == [0, 0, 0, 1, 1, 1]
+    assert min(column(found, "attention_own")[3:]) > 1e-6  # they look elsewhere
+
+
+def test_an_exchanged_class_token_and_register_are_named_as_the_embedding():
+    before = tiny_registers()
+    make_loud(before, 0.2)
+    after = copy.deepcopy(before)
+    with torch.no_grad():
+        cls, register = before.cls_token.clone(), before.reg_token[:, :1].clone()
+        after.cls_token.copy_(register)
+        after.reg_token[:, :1].copy_(cls)
+    assert compared(before, after).sentences[0].startswith("The embedding is the first part")
+
+
+def test_files_follow_the_ledger_and_hold_the_sentences(tmp_path):
+    before = loud()
+    after = copy.deepcopy(before)
+    disturb(after, 0, 0, "V")
+    found = compared(before, after)
+    found.save(tmp_path)
+    book = Ledger.model_validate_json((tmp_path / "diff.json").read_bytes())
+    assert {"diff", "diff_heads", "diff_blocks", "diff_neurons"} == set(book.results)
+    assert book.results["diff"].about == " ".join(found.sentences)
+    assert all((tmp_path / entry.table).exists() for entry in book.results.values() if entry.table)
+    assert book.results["diff_heads"].chance == "null" and FACTOR > 1
+
+
+def test_the_network_is_as_it_was_afterwards():
+    before = loud().train()
+    weights = {key: value.clone() for key, value in before.state_dict().items()}
+    storages = [parameter.data_ptr() for parameter in before.parameters()]
+    compared(before, copy.deepcopy(before))
+    assert before.training and storages == [
+        parameter.data_ptr() for parameter in before.parameters()
+    ]
+    assert all(
+        torch.equal(value, weights[key])
+        for key, value in before.state_dict().items()
+        if key in weights
+    )
+
+
+def test_the_page_shows_blocks_and_heads_and_fetches_nothing(tmp_path):
+    before = loud("vit_registers")
+    after = mhprobe.prune_heads(copy.deepcopy(before), [1])
+    with torch.no_grad():
+        after.blocks[1].mlp.fc1.weight.mul_(1.2)
+    found = compared(before, after)
+    page = found.save(tmp_path).read_text()
+    assert "default-src 'none'" in page and page.count('role="cell"') == 2 * 4
+    assert all(
+        sentence.replace(" %", "\xa0%") in html.unescape(page) for sentence in found.sentences
+    )
+    data = json.loads(re.search(r'<script [^>]*id="data"[^>]*>(.*?)</script>', page, re.S)[1])
+    assert len(data["heads"]) == 6 and len(data["maps"]) == len(data["photos"]) == 3
+    gone, there = data["maps"][0][1], data["maps"][0][0]
+    assert gone["looks"][0] and gone["looks"][1] is None and all(there["looks"])
+    assert len(base64.b64decode(there["gives"][1]["values"])) == 16
+    assert "<iframe" in found._repr_html_()
+
+
+def test_the_examples_of_the_docs_are_of_the_command_and_of_the_function(tmp_path, monkeypatch):
+    """The blocks <!-- command --> and <!-- diff --> of diff.md."""
+    text = (Path(__file__).parents[3] / "docs" / "diff.md").read_text()
+    (commands,) = re.findall(r"<!-- command -->\n```bash\n(.*?)```", text, re.S)
+    for line in commands.splitlines():
+        words = shlex.split(line, comments=True)
+        assert words[:2] == ["mhprobe", "diff"] and differing._parsed(words[2:]).photos
+    (block,) = re.findall(r"<!-- diff -->\n```python\n(.*?)```", text, re.S)
+    monkeypatch.chdir(tmp_path)
+    before = loud()
+    given = {"mhprobe": mhprobe, "before": before, "after": copy.deepcopy(before)}
+    exec(block, {**given, "images": images_for(before, IMAGES)})
+    assert (tmp_path / "diff" / "diff.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "expected"),
+    [
+        (lambda: (loud(), loud("swin")), {}, "are two architectures"),
+        (lambda: (loud(), tiny_vit(depth=3)), {}, "are two architectures: 2 and 3 blocks"),
+        (lambda: (loud(), tiny_vit(num_heads=2)), {}, "3 heads in one and 2 in the other"),
+        (lambda: (loud(), tiny_vit(num_classes=4)), {}, "gives 5 numbers per image and .* 4"),
+        (
+            lambda: (loud(), tiny_vit(img_size=24)),
+            {},
+            "takes images of 16 x 16 pixels and .* 24 x 24",
+        ),
+        (lambda: (loud(), loud()), {"tolerance": {"accuracy": 0.01}}, "accuracy needs labels"),
+        (lambda: (loud(), loud()), {"tolerance": {"acuracy": 0.01}}, "did you mean accuracy"),
+        (lambda: (loud(), loud()), {"tolerance": -1}, "at least 0"),
+        (lambda: (loud(), loud()), {"null": "nothing"}, "null is one of"),
+        (lambda: (loud(), 3), {}, "expected a network or its name"),
+        (lambda: (TWINS["bert"](), TWINS["bert"]()), {}, "which takes text"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_line(make, options, expected):
+    images = torch.randn(IMAGES, 3, 16, 16)
+    with pytest.raises(mhprobe.UserError, match=expected) as error:
+        mhprobe.diff(*make(), images, show_progress=False, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_few_images_are_refused():
+    model = loud()
+    with pytest.raises(mhprobe.UserError, match="at least 4 photographs, got 3"):
+        mhprobe.diff(model, model, images_for(model, 3))
+    with pytest.raises(mhprobe.UserError, match="expected a folder, or a tensor"):
+        mhprobe.diff(model, model, [1, 2])

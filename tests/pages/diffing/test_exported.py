@@ -1,0 +1,256 @@
+"""ONNX files beside the network they were made from: each exporter, precision and family; and broken files."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+import mhprobe
+from mhprobe import differing
+from mhprobe.differences.graph import Graph
+from mhprobe.surgery.export import onnx_bytes
+from models import TWINS, images_for, make_loud, tiny_vit
+
+IMAGES = 4
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+
+
+def loud(name: str = "vit") -> nn.Module:
+    model = TWINS[name]()
+    make_loud(model, 0.2)
+    return model
+
+
+def exported(model: nn.Module, file: Path) -> Path:
+    file.write_bytes(onnx_bytes(model, images_for(model, 2), tolerance=1))
+    return file
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> tuple[nn.Module, Path]:
+    model = loud()
+    return model, exported(model, tmp_path_factory.mktemp("onnx") / "vit.onnx")
+
+
+def compared(model, file, **options):
+    return mhprobe.diff(model, file, images_for(model, IMAGES), show_progress=False, **options)
+
+
+def changed(file: Path, to: Path, change) -> Path:
+    proto = onnx.load(str(file))
+    change(proto)
+    onnx.save(proto, str(to))
+    return to
+
+
+@pytest.mark.parametrize(
+    "name", ["vit_registers", "swin", "swinv2", "eva", "beit", "torchvision_vit"]
+)
+def test_a_right_export_of_every_family_flags_nothing(name, tmp_path):
+    model = loud(name)
+    found = compared(model, exported(model, tmp_path / "right.onnx"))
+    assert sum(found.heads.column("flagged")) == 0 and "No block computes differently" in str(found)
+    assert 0 < max(found.heads.column("value")) < 1e-5  # read from the graph: it rounds otherwise
+    assert max(found.heads.column("attention")) < 1e-10
+
+
+def test_an_export_of_timms_exporter_of_one_image_is_read(tmp_path):
+    from timm.utils.onnx import onnx_export
+
+    model, file = loud(), tmp_path / "timm.onnx"
+    with warnings.catch_warnings(action="ignore"):
+        onnx_export(model, str(file), batch_size=1, input_size=(3, 16, 16), check=False)
+    assert sum(compared(model, file).heads.column("flagged")) == 0
+
+
+def test_a_disturbed_projection_in_the_graph_is_named_with_its_block(pair, tmp_path):
+    model, _file = pair
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.blocks[1].attn.proj.weight.mul_(1.1)
+    found = compared(model, exported(other, tmp_path / "other.onnx"))
+    assert (
+        found.metrics["diff/first_block"] == 1
+        and "its attention's projection" in found.sentences[0]
+    )
+    with torch.no_grad():
+        other.blocks[1].attn.proj.weight.mul_(1 / 1.1)
+        other.blocks[0].attn.qkv.weight[2 * 24 + 8 : 2 * 24 + 16].mul_(1.3)
+    found = compared(model, exported(other, tmp_path / "other.onnx"))
+    assert found.metrics["diff/first_block"] == 0 and found.heads.column("flagged") == [
+        0,
+        1,
+        0,
+        0,
+        0,
+        0,
+    ]
+    rows = {row["block"]: row for row in found.blocks.dicts()}
+    assert rows[1]["value"] < 1e-5 < 1e-3 < rows[1]["inherited"]
+
+
+def quantised(file: Path, to: Path, model: nn.Module, static: bool) -> Path:
+    from onnxruntime.quantization import CalibrationDataReader, quantize_dynamic, quantize_static
+
+    logging.disable(logging.WARNING)
+    try:
+        if not static:
+            quantize_dynamic(file, to, op_types_to_quantize=["MatMul", "Gemm"])
+            return to
+
+        class Reader(CalibrationDataReader):
+            batches = iter([{"images": images_for(model, 2, seed=n).numpy()} for n in range(2)])
+
+            def get_next(self):
+                return next(self.batches, None)
+
+        quantize_static(file, to, Reader(), op_types_to_quantize=["MatMul", "Gemm"])
+        return to
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_quantised_files_are_read_and_their_heads_flagged(pair, tmp_path, static):
+    model, file = pair
+    found = compared(model, quantised(file, tmp_path / "int8.onnx", model, static), tolerance=1e-5)
+    assert sum(found.heads.column("flagged")) == 6 and found.outside
+    assert 1e-4 < max(found.heads.column("value")) < 0.5
+
+
+def test_half_precision_is_held_against_a_right_cast(pair, tmp_path):
+    model, _file = pair
+    half = copy.deepcopy(model).half()
+    program = torch.onnx.export(
+        half,
+        (images_for(model, 2).half(),),
+        dynamo=True,
+        input_names=["images"],
+        output_names=["logits"],
+        verbose=False,
+        dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
+    )
+    program.save(str(tmp_path / "half.onnx"))
+    found = compared(model, tmp_path / "half.onnx")
+    assert sum(found.heads.column("flagged")) == 0 and max(found.heads.column("value")) > 1e-4
+
+
+def test_files_that_are_no_export_of_it_are_one_line(pair, tmp_path):
+    model, file = pair
+    text = tmp_path / "text.onnx"
+    text.write_text("no graph")
+    deeper = exported(tiny_vit(depth=3), tmp_path / "deeper.onnx")
+    other = exported(tiny_vit(num_classes=7), tmp_path / "classes.onnx")
+    larger = exported(tiny_vit(img_size=24), tmp_path / "larger.onnx")
+
+    def strange(proto):
+        proto.graph.node[5].op_type = "NotThere"
+
+    def without_scale(proto):
+        names = [one.name for one in proto.graph.initializer if "scale" in one.name]
+        for one in [one for one in proto.graph.initializer if one.name == names[0]]:
+            proto.graph.initializer.remove(one)
+
+    plain = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "plain",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2])],
+        [numpy_helper.from_array(torch.zeros(4, 2).numpy(), "w")],
+    )
+    onnx.save(helper.make_model(plain), str(tmp_path / "plain.onnx"))
+    int8 = quantised(file, tmp_path / "int8.onnx", model, static=False)
+    for broken, expected in (
+        (text, "cannot be read as ONNX"),
+        (tmp_path / "none.onnx", "there is no such file"),
+        (deeper, "has 3 attentions of the form of those of A, and A has 2"),
+        (other, "expected the same classes"),
+        (larger, "takes images of 3 x 24 x 24 and A of 3 x 16 x 16"),
+        (tmp_path / "plain.onnx", "expected one input"),
+        (changed(file, tmp_path / "strange.onnx", strange), "ONNX Runtime cannot run strange.onnx"),
+        (
+            changed(int8, tmp_path / "scale.onnx", without_scale),
+            "ONNX Runtime cannot run|expected one input",
+        ),
+    ):
+        with pytest.raises(mhprobe.UserError, match=expected) as error:
+            compared(model, broken)
+        assert "\n" not in str(error.value)
+    with pytest.raises(
+        mhprobe.UserError, match="give the PyTorch network that it was made from first"
+    ):
+        mhprobe.diff(file, model, images_for(model, IMAGES))
+
+
+def test_blocks_are_found_without_names(pair):
+    _model, file = pair
+    proto = onnx.load(str(file))
+    names = {}
+    for node in proto.graph.node:  # an exporter may call tensors as it likes
+        node.name = ""
+        for at, name in enumerate(node.output):
+            if name != "logits":
+                names[name] = node.output[at] = f"t{len(names)}"
+    for node in proto.graph.node:
+        for at, name in enumerate(node.input):
+            node.input[at] = names.get(name, name)
+    places = Graph(proto).places()
+    assert len(places) == 2 and all(place.neurons and place.before for place in places)
+    assert places[0].after == places[1].before
+
+
+def test_the_command_ends_with_one_where_something_leaves_its_tolerance(pair, tmp_path, capsys):
+    from PIL import Image
+
+    model, file = pair
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for number in range(4):
+        pixels = torch.randint(
+            0, 256, (16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(number)
+        )
+        Image.fromarray(pixels.numpy()).save(photos / f"{number}.png")
+    int8 = quantised(file, tmp_path / "int8.onnx", model, static=False)
+
+    def run(b, *options):
+        return differing.main(
+            [
+                str(tmp_path / "model.safetensors"),
+                str(b),
+                str(photos),
+                "--out",
+                str(tmp_path / "out"),
+                *options,
+            ]
+        )
+
+    mhprobe.detach(model)
+    from mhprobe.weights.checkpoint import save_weights
+
+    settings = dict(img_size=16, patch_size=4, embed_dim=24, depth=2, num_heads=3)
+    about = dict(
+        backbone={"name": "vit_tiny_patch16_224", **settings},
+        class_names=list("abcde"),
+        data="none",
+        made={"by": "test"},
+    )
+    save_weights(model, tmp_path / "model.safetensors", about)
+    assert run(file, "--tolerance", ".01") == 0
+    assert run(int8, "--tolerance", ".5") == 0
+    assert run(int8, "--tolerance", "head=1e-5", "logits=1") == 1
+    assert "Outside: 6 of 6 heads have an own error above 1e-05" in capsys.readouterr().out
+    assert (tmp_path / "out" / "diff.html").exists() and (
+        tmp_path / "out" / "tables" / "diff_heads.csv"
+    ).exists()
+    assert run(int8, "--tolerance", "accuracy=.01") == 2
+    assert run(tmp_path / "none.onnx") == 2
+    err = capsys.readouterr().err
+    assert "accuracy needs labels" in err and "Traceback" not in err and err.count("\n") == 2
