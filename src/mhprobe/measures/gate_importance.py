@@ -14,8 +14,7 @@ from mhprobe.heads import KINDS, HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure, counts, sums
 from mhprobe.measures.parts.jackknife import FOLDS, fold_of, jackknife
 from mhprobe.measures.parts.losses import gate_slopes, token_slopes
-from mhprobe.stats.intervals import SIZE, interval
-from mhprobe.stats.significance import standard_error
+from mhprobe.stats.intervals import SIZE, of_skewed_mean
 
 AbsAt = Literal["image", "token", "batch"]
 Pow = Literal[1, 2]
@@ -46,8 +45,9 @@ class GateImportance(Measure):
     Columns, (A,) in nats of loss per unit of gate (a ratio if normalised), larger is more
     important: value; signed: mean slope, negative where opening the gate lowers the loss;
     standard_error of value over the units of abs_at (tokens: over images), NaN with a single one;
-    low, high: 95 % interval. If normalised, the interval comes from leaving out folds of images
-    (jackknife.py; NaN with abs_at="batch"), and standard_error is NaN.
+    low, high: 95 % interval that follows the skewness of the scores. If normalised, the interval
+    comes from leaving out folds of images (jackknife.py; NaN with abs_at="batch"), and
+    standard_error is NaN.
 
     >>> import torch
     >>> from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
@@ -73,6 +73,7 @@ class GateImportance(Measure):
         "A"
     )  # of the units' scores; a unit is an image, or a batch where abs_at="batch"
     square: Tensor = sums("A")  # of their squares
+    cube: Tensor = sums("A")  # and of their third powers
     slope: Tensor = sums("A")  # of slopes
     of_folds: Tensor = sums(
         FOLDS, "A"
@@ -122,13 +123,15 @@ class GateImportance(Measure):
             self.in_folds += fold.bincount(minlength=FOLDS)
         self.total += score.sum(0)
         self.square += score.square().sum(0)
+        self.cube += score.pow(3).sum(0)
         self.slope += slope_BA.sum(0)
         self.units += len(score)
 
     def finish(self) -> dict[str, Tensor]:
+        of_units = of_skewed_mean(self.total, self.square, self.cube, self.units, self.within)
+        share = self.units / self.images  # a batch may be a unit, but the mean is over images
+        error, low, high = (of_units[name] * share for name in ("standard_error", "low", "high"))
         value = self.total / self.images
-        error = standard_error(self.total, self.square, self.units) * self.units / self.images
-        low, high = interval(value, error, int(self.units) - 1, self.within)
         signed = self.slope / self.images
         columns = {
             "value": value,
