@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from scipy import stats
+from scipy.optimize import brentq
 
 SCALES: dict[tuple[float, float], tuple[Callable, Callable]] = {
     (-np.inf, np.inf): (lambda x: x, lambda y: y),
@@ -41,6 +42,24 @@ def of_ratio(
 def of_mean(values: Sequence[float], within: tuple[float, float]) -> tuple[float, float]:
     """Of the mean of one value per image."""
     return of_ratio(values, np.ones(len(values)), within)
+
+
+def of_skewed(values: Sequence[float], within: tuple[float, float]) -> tuple[float, float]:
+    """Of the mean of skewed values: the means whose transformed t (Hall, 1992, JRSS B 54:221) is at its quantiles."""
+    x = np.array(values)
+    n, error = len(x), np.std(x, ddof=1) / np.sqrt(len(x))
+    lean = stats.skew(x) / np.sqrt(n)
+
+    def transformed(t: float) -> float:
+        return t + lean * t**2 / 3 + lean**2 * t**3 / 27 + lean / 6
+
+    quantile = stats.t.ppf(0.975, n - 1)
+    ends = (
+        x.mean() - error * brentq(lambda t, q=q: transformed(t) - q, -1e6, 1e6)
+        for q in (quantile, -quantile)
+    )
+    low, high = (float(np.clip(end, *within)) for end in ends)
+    return low, high
 
 
 def left_out(

@@ -330,6 +330,9 @@ def test_the_range_of_attention_has_the_jackknife_of_leaving_folds_of_images_out
     assert int(got["folds"]) == len(set(folds))
 
 
+SKEWED = ("gate_importance", "fisher")  # sizes and squares of slopes, of which few are large
+
+
 def test_means_have_the_interval_of_one_number_per_image():
     """Every measure of heads whose value is the mean of what single images give, found by trying."""
     found = []
@@ -353,7 +356,8 @@ def test_means_have_the_interval_of_one_number_per_image():
             continue
         found.append(name)
         for head in columns["value"].isfinite().nonzero()[:, 0].tolist():
-            expected = intervals.of_mean([each[head] for each in values], whole.within)
+            slow = intervals.of_skewed if name in SKEWED else intervals.of_mean
+            expected = slow([each[head] for each in values], whole.within)
             got = float(columns["low"][head]), float(columns["high"][head])
             # derivatives of the oracle's scale are differences: six digits
             assert got == pytest.approx(expected, rel=1e-5, abs=1e-9), name

@@ -7,6 +7,7 @@ fill tables.
 from __future__ import annotations
 
 import ast
+import csv
 import inspect
 import pkgutil
 import re
@@ -18,6 +19,7 @@ import pytest
 import torch
 from test_measures import LAYOUT, MEASURES, build, random_batch, selected
 
+import coverage_by_images
 import levels
 import mhprobe
 import mhprobe.stats
@@ -167,3 +169,30 @@ def _writes_p(path: Path) -> bool:
 
 def _names(path: Path) -> set[str]:
     return {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
+
+
+def test_intervals_of_skewed_heads_hold_the_truth_where_those_of_students_law_do_not():
+    """Heads of two shipped networks; Student's law on the logarithmic scale is what they had before."""
+    for population in coverage_by_images.populations():
+        if population.interval != "gate_importance":
+            continue
+        got = coverage_by_images.coverage(population, 50, 500)
+        before = coverage_by_images.coverage(
+            population._replace(ends=coverage_by_images.of_log), 50, 500
+        )
+        assert got.mean > 0.925 and got.worst > 0.89, population.of
+        assert got.mean > before.mean + 0.01, population.of
+
+
+def test_the_table_of_coverage_has_every_population_at_every_number_of_images():
+    with open(coverage_by_images.TABLE, newline="") as file:
+        rows = list(csv.DictReader(file))
+    expected = {
+        (each.interval, each.of, str(images))
+        for each in coverage_by_images.populations()
+        for images in coverage_by_images.SIZES
+    }
+    assert {(row["interval"], row["of"], row["images"]) for row in rows} == expected
+    assert all(int(row["draws"]) >= 500 for row in rows)
+    right = [row for row in rows if row["interval"] == "gate_importance"]
+    assert min(float(row["mean_percent"]) for row in right) > 93

@@ -93,14 +93,12 @@ def test_columns_follow_from_the_slopes_of_one_image_at_a_time(recorded):
     bare, sites, images, labels = arguments
     slopes = oracle.slopes(bare, images, labels, sites)
     got = columns(layout, batch)
-    mean, error = slopes.abs().mean(0), slopes.abs().std(0) / len(images) ** 0.5
+    mean = slopes.abs().mean(0)
     exact = {"rtol": 1e-9, "atol": 1e-12}
     torch.testing.assert_close(got["value"], mean, **exact)
     torch.testing.assert_close(got["signed"], slopes.mean(0), **exact)
     for head in range(len(mean)):
-        expected = intervals.around(
-            float(mean[head]), float(error[head]), len(images) - 1, (0.0, math.inf)
-        )
+        expected = intervals.of_skewed(slopes[:, head].abs().tolist(), (0.0, math.inf))
         assert (float(got["low"][head]), float(got["high"][head])) == pytest.approx(
             expected, rel=1e-4
         )
@@ -152,10 +150,8 @@ def test_abs_per_batch_is_that_of_the_summed_slope_and_depends_on_the_batches():
     torch.testing.assert_close(two["value"], (parts[0] + parts[1]) / 2)
     error = torch.stack(parts).std(0) / 2**0.5
     torch.testing.assert_close(two["standard_error"], error)
-    low, high = intervals.around(
-        float(two["value"][0]), float(error[0]), 1, (0.0, math.inf)
-    )  # of two batches
-    assert (float(two["low"][0]), float(two["high"][0])) == pytest.approx((low, high), rel=1e-3)
+    ends = intervals.of_skewed([float(part[0]) for part in parts], (0.0, math.inf))  # of two
+    assert (float(two["low"][0]), float(two["high"][0])) == pytest.approx(ends, rel=1e-3)
 
 
 def test_layer_norms_divide_layers_by_their_length_with_and_without_the_number_of_heads():
