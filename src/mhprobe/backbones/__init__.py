@@ -369,8 +369,13 @@ def attach(
     family, layout = family_of(backbone), layout_of(backbone, kinds)
     _refuse_shared(layout, [submodule(backbone, site) for site in layout.sites])
     usual = HeadGates if gates is None else gates.like
-    new = _made(make or usual, backbone, layout)
-    remove_gates(model)
+    remove_gates(model)  # first: a class of gates may put hooks of its own on the model
+    try:
+        new = _made(make or usual, backbone, layout)
+    except UserError:
+        if gates is not None:
+            put_on(backbone, gates, [family.seam(backbone, of).point for of in gates.layout.sites])
+        raise
     if gates is not None:
         gates.hand_over(new, learned=make is None)
     if make is None and learnable is not None:
