@@ -67,14 +67,14 @@ def _where(found: Found) -> str:
             f"The two networks are given other images: their means and deviations of pixels differ, "
             f"by {apart} of the normalised image."
         )
+    if found.measured.null == "images":
+        return _most_changed(found)
     if verdict.embedding:
         apart = share(float(own.arriving[:, 0].mean()))
         return (
             f"The embedding is the first part that computes differently: patches, positions or class "
             f"tokens come to the first block with an error of {apart}."
         )
-    if found.measured.null == "images":
-        return _most_changed(found)
     if verdict.first is None:
         return _nothing(found)
     number = verdict.first

@@ -191,6 +191,7 @@ def test_a_backbone_and_what_it_was_tuned_to_are_compared_by_their_features():
     found = compared(before, after)
     assert "The classifier of vit_tiny_patch16_224 is left out" in " ".join(found.notes)
     assert "At the end the features differ" in str(found) and hasattr(after.head, "weight")
+    assert re.match(r"(\d heads?|No head) of 6 changed by more than", found.sentences[0])
 
 
 # real cases: what exports and rewrites have broken, each on a tiny network
@@ -360,9 +361,12 @@ def test_the_page_shows_blocks_and_heads_and_fetches_nothing(tmp_path):
 
 def test_the_examples_of_the_docs_are_of_the_command_and_of_the_function(tmp_path, monkeypatch):
     """The blocks <!-- command --> and <!-- diff --> of diff.md."""
-    text = (Path(__file__).parents[3] / "docs" / "diff.md").read_text()
-    (commands,) = re.findall(r"<!-- command -->\n```bash\n(.*?)```", text, re.S)
-    for line in commands.splitlines():
+    docs = Path(__file__).parents[3] / "docs"
+    texts = [(docs / name).read_text() for name in ("diff.md", "before_after.md")]
+    text = texts[0]
+    commands = re.findall(r"<!-- command -->\n```bash\n(.*?)```", "".join(texts), re.S)
+    assert len(commands) == 2
+    for line in re.sub(r"<[^>]*>", "given", "".join(commands)).splitlines():
         words = shlex.split(line, comments=True)
         assert words[:2] == ["mhprobe", "diff"] and differing._parsed(words[2:]).photos
     (block,) = re.findall(r"<!-- diff -->\n```python\n(.*?)```", text, re.S)
