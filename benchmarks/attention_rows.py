@@ -1,11 +1,14 @@
 """What attention of one query costs beside the plain, fused forward pass of the same image: time, and peak memory.
 
+Behind it all measures of attention of one image together, beside the unfused forward pass.
+
 A ViT-S/14 at 518 pixels has 1,370 tokens, and at 1,022 pixels 5,330. Weights are random, which cost
 does not see. Memory is what a fresh process takes beyond what it had with the model and the image.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 import timm
@@ -13,12 +16,17 @@ import torch
 from torch import nn
 
 import mhprobe
+from benchmarks.harness.measures import MEASURES, build
 from benchmarks.harness.memory import in_forks, peak
 from benchmarks.harness.size import Size
 from benchmarks.harness.timing import Ratio, compare, single
+from mhprobe.backbones import family_of
+from mhprobe.data.batch import Batch
+from mhprobe.recording.measuring import feed
 
 AIM = "<= 1.1"
 QUERIES = {"class": AIM, "mean": ""}
+MEASURED = "measures"
 
 
 def run(size: Size) -> Iterator[Ratio]:
@@ -42,13 +50,48 @@ def run(size: Size) -> Iterator[Ratio]:
             what = f"ViT-S/14 at {side} px, attention of {query}: memory / its fused forward"
             note = f"{took:.0f} MiB / {plain:.0f} MiB"
             yield single(what, took / max(plain, 1.0), aim, note)
+    yield from _of_measures(size.pick(28, 518))
+
+
+def _of_measures(pixels: int) -> Iterator[Ratio]:
+    """All measures of attention together, on one image."""
+    model, batch = _model(pixels), _batch(pixels)
+
+    def unfused() -> None:
+        with torch.no_grad(), family_of(model).materialised(model):
+            model(batch.images)
+
+    what = f"ViT-S/14 at {pixels} px, all measures of attention, batch 1"
+    yield compare(
+        f"{what}: time / its unfused forward", lambda: _measured(model, batch), unfused, 1, "<= 6"
+    )
+    (took,) = in_forks("benchmarks.attention_rows", [(pixels, MEASURED)])
+    yield single(f"{what}: memory beyond the network (MiB)", took, "<= 400")
+
+
+def _measured(model: nn.Module, batch: Batch) -> None:
+    layout = mhprobe.attach(model).layout
+    every = {name: build(name, layout) for name in MEASURES}
+    of_attention = {name: measure for name, measure in every.items() if measure.by_rows}
+    with warnings.catch_warnings(action="ignore"):  # of so few images
+        refused = feed(model, of_attention, lambda: [batch])
+    assert not refused, refused
+
+
+def _batch(pixels: int) -> Batch:
+    objects = torch.zeros(1, pixels, pixels, dtype=torch.long)
+    objects[:, : pixels // 2, : pixels // 2] = 1
+    return Batch.whole(torch.randn(1, 3, pixels, pixels), torch.zeros(1).long(), objects)
 
 
 def in_fork(pixels: int, query: str) -> float:
-    """MiB beyond the model and the image; query "": of the forward pass."""
+    """MiB beyond the model and the image; query "": of the forward pass, MEASURED: of all measures of attention."""
     model, image = _model(pixels), torch.randn(1, 3, pixels, pixels)
+    batch = _batch(pixels)
     before = peak()
-    if query:
+    if query == MEASURED:
+        _measured(model, batch)
+    elif query:
         mhprobe.attention(model, image, query=query)
     else:
         with torch.no_grad():
@@ -58,6 +101,6 @@ def in_fork(pixels: int, query: str) -> float:
 
 def _model(pixels: int) -> nn.Module:
     torch.manual_seed(0)
-    model = timm.create_model("vit_small_patch14_dinov2", img_size=pixels).eval()
+    model = timm.create_model("vit_small_patch14_dinov2", img_size=pixels, num_classes=4).eval()
     mhprobe.attach(model)
     return model

@@ -26,7 +26,9 @@ def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
     )
 
 
-@pytest.mark.parametrize("name", ["train", "probe", "mask", "prune", "claims", "looking", "differing"])
+@pytest.mark.parametrize(
+    "name", ["train", "probe", "mask", "prune", "claims", "looking", "differing"]
+)
 def test_a_command_is_one_module_of_the_package(name):
     """``mhprobe.train`` and ``python -m mhprobe.train`` are one file: no folder is added to the package's path."""
     module = importlib.import_module(f"mhprobe.{name}")

@@ -68,11 +68,31 @@ KINDS = {
 }
 
 
+# towers that are asked for, and the reason why their heads are not found; and what to do instead
+_IN_ONE_ROW = (
+    "it takes the patches of all images in one row, (patches, values) with grid_thw, so there is no "
+    "batch of images and no one grid. Expected a tower for images (B, 3, height, width), e.g. "
+    "SiglipVisionModel or Dinov2Model."
+)
+REFUSED = {
+    "ViTMAEModel": "it leaves out patches at random and shuffles the others, so a token has no "
+    "place. Its blocks are those of a ViT: load its weights by "
+    "transformers.ViTModel.from_pretrained(..., add_pooling_layer=False).",
+    "Siglip2VisionModel": "it takes patches of images of many shapes, padded to one length "
+    "(NaFlex), so there is no one grid. SigLIP 2's weights of one size are a SiglipVisionModel; "
+    "those of many sizes are timm's naflexvit_*, built for one.",
+    "Qwen2_5_VisionTransformerPretrainedModel": _IN_ONE_ROW,
+    "Qwen3VLVisionModel": _IN_ONE_ROW,
+    "VJEPA2Model": "it takes videos, (B, frames, 3, height, width), whose tokens have a time beside "
+    "their place. Expected a tower for images (B, 3, height, width).",
+}
+
+
 class HuggingFace(Family):
     title = (
         "Hugging Face transformers (ViT, DeiT, DINOv2, DINOv3, CLIP, SigLIP, BEiT; BERT, RoBERTa)"
     )
-    names: ClassVar[Collection[str]] = KINDS
+    names: ClassVar[Collection[str]] = {*KINDS, *REFUSED}
     head = None
     whole = "its configuration holds one number of heads for all blocks, so one without some could not be loaded again"
 
@@ -83,7 +103,7 @@ class HuggingFace(Family):
         )
 
     def sites(self, model: Any) -> Iterator[HeadSite]:
-        kind, config = KINDS[type(model).__name__], model.config
+        kind, config = _kind(model), model.config
         for number, block in enumerate(self.blocks(model)):
             name, heads = f"{block.name}.{kind.attention}", config.num_attention_heads
             width = width_of(name, _output(model.get_submodule(name), model, name), heads)
@@ -108,7 +128,7 @@ class HuggingFace(Family):
             yield HeadSite(name, 0, number, heads, width, grid=grid, pixels=pixels, **tokens)
 
     def blocks(self, model: Any) -> Iterator[Block]:
-        kind = KINDS[type(model).__name__]
+        kind = _kind(model)
         return blocks_in(model, kind.layers, lambda _: kind.middle)
 
     def prepare(self, model: Any) -> None:
@@ -242,6 +262,13 @@ def colours_in(settings: Mapping[str, Any]) -> dict[str, Numbers]:
     unit = 255 * (1 / 255 if factor is None else factor)
     unit = 255.0 if settings.get("do_rescale") is False else unit
     return {key: tuple(n / unit for n in of) for key, of in numbers.items() if of is not None}
+
+
+def _kind(model: nn.Module) -> Kind:
+    """UserError for a tower that is refused."""
+    if (name := type(model).__name__) in REFUSED:
+        raise UserError(f"{name}: mhprobe does not find its heads: {REFUSED[name]}")
+    return KINDS[name]
 
 
 def _output(attention: Any, model: nn.Module, name: str) -> Any:

@@ -16,12 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import attach, backbone_of, layout_of
+from mhprobe.backbones.base import Seam
 from mhprobe.data.draws import evenly
 from mhprobe.errors import UserError
-from mhprobe.heads import KINDS, HeadLayout, Stream
+from mhprobe.heads import KINDS, HeadLayout, Stream, Weights
 from mhprobe.recording.checks import check_batch, check_model, refuse_checkpointing, sized
+from mhprobe.recording.meetings import Meetings
 from mhprobe.recording.outputs import logits_of
-from mhprobe.recording.rows import Meeting, Streamed, Weights
+from mhprobe.recording.rows import Streamed
 from mhprobe.recording.state import inspecting, usable
 from mhprobe.recording.taps import Args
 
@@ -131,6 +133,7 @@ class _Watch(Streamed):
         self.rows[number] = weights.at(rows, queries)
 
     def _tap_sites(self) -> None:
+        watched: dict[int, Seam] = {}
         for number, site in enumerate(self.layout.sites):
             seam = self.family.seam(self.backbone, site)
             keep = functools.partial(self._before_gate, number)
@@ -139,8 +142,8 @@ class _Watch(Streamed):
                 lend = functools.partial(_lends, self.borrowed[site.name])
                 self.enter_context(seam.point.register_forward_pre_hook(lend, prepend=True))
             if self.seen and site.kind == "head" and seam.weights is not None:
-                self.tap_weights(number, seam)
-        self.enter_context(Meeting(self))
+                watched[number] = seam
+        self.enter_context(Meetings(self.layout, watched, self.meets))
 
     def _tap_blocks(self) -> None:
         for number, block in enumerate(self.layout.blocks):

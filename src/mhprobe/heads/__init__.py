@@ -1,4 +1,4 @@
-"""Heads of a model: their places (layout.py), and records of them on a batch (batch.py).
+"""Heads of a model: their places (layout.py), their attention (attention.py), and records of a batch (batch.py).
 
 Shapes, unless a file says otherwise: B images of a batch, V valid ones, b of a piece, N of a split,
 n of those that are looked at, T tokens (prefix tokens first, then the grid in raster order), W
@@ -7,6 +7,8 @@ width, C channels or classes, A heads of all sites, S sites, L blocks, M masks, 
 masking, P pairs of heads, J folds of images, R resamples.
 """
 
+from mhprobe.heads.attention import Shown as Shown
+from mhprobe.heads.attention import Weights as Weights
 from mhprobe.heads.batch import Ablation as Ablation
 from mhprobe.heads.batch import Direct as Direct
 from mhprobe.heads.batch import Donors as Donors

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.errors import UserError
+from mhprobe.heads.attention import Shown, Weights
 
 FillName = Literal["zero", "mean", "mean_per_position", "resample", "optimal"]
 """Name of a replacement for the output of a head that is off; see ``recording.fills``."""
@@ -77,8 +78,8 @@ class Patching:
 
 
 Need = str | Ablation | Relevance | Patching
-"""Something that ``record`` can deliver: "grad", "attn", "attn_grad", "stream", "weights", "direct", an Ablation, a
-Relevance or a Patching."""
+"""Something that ``record`` can deliver: "grad", "attn", "attn_grad", "rows", "row_slopes", "stream", "weights",
+"direct", an Ablation, a Relevance or a Patching."""
 
 
 class Stream(NamedTuple):
@@ -164,6 +165,8 @@ class HeadBatch:
     attn: per site the softmaxed weights (B, windows, H, queries, keys); one window for global
         attention. ``site.places()`` and ``site.support()`` say which token each row and column is.
         attn_grad: slopes along them, likewise.
+    rows: per site the same weights, and perhaps slopes, to be read row by row (``attention.Weights``): of a large
+        grid queries and keys are held instead.
     stream: per block of the layout the residual stream. weights: per site. direct: writes of each
     part into the logits.
     norms: with weights, per site the norm between W_O and the stream, and the bias (C,) of W_O;
@@ -184,6 +187,7 @@ class HeadBatch:
     grad: tuple[Tensor, ...] | None = None
     attn: tuple[Tensor, ...] | None = None
     attn_grad: tuple[Tensor, ...] | None = None
+    rows: tuple[Weights, ...] | None = None
     stream: tuple[Stream, ...] | None = None
     weights: tuple[HeadWeights, ...] | None = None
     norms: tuple[tuple[nn.LayerNorm, Tensor] | None, ...] = field(default=(), repr=False)
@@ -208,6 +212,17 @@ class HeadBatch:
             called, how = _RECORDED[what]
             raise UserError(f"{name}: the batch has no {called}; record it with {how}.")
         return record
+
+    def weights_of(self, number: int, name: str) -> Weights:
+        """Return the attention weights of a site, (B * W, H, Q, K), to be read row by row.
+
+        They come from ``attn`` or from ``rows``; UserError without either. name: of the measure.
+        """
+        if self.attn is None and self.rows is not None:
+            return self.rows[number]
+        attn = self.need("attn", name)[number].flatten(0, 1)
+        slopes = self.attn_grad
+        return Shown(attn, None if slopes is None else slopes[number].flatten(0, 1))
 
     def writing(self, number: int, name: str) -> tuple[Tensor, Tensor]:
         """(B, T, H, D) and (H, D, C), whose product the heads of a site write into the stream: z and W_O.

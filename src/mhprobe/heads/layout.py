@@ -172,10 +172,14 @@ class HeadSite:
 
     def support(self) -> Tensor:
         """(windows, K queries, K keys) bool: pairs that may attend to each other; padding never does."""
+        regions = self.regions()
+        return regions[:, :, None] == regions[:, None, :]
+
+    def regions(self) -> Tensor:
+        """(windows, K) label of each place: equal ones may attend to each other. NaN, equal to nothing, for padding."""
         places = self.places()
         regions = torch.zeros_like(places) if self.windows is None else self.windows.regions()
-        regions = regions.where(places >= 0, torch.nan)  # NaN equals nothing
-        return regions[:, :, None] == regions[:, None, :]
+        return regions.where(places >= 0, torch.nan)
 
     @property
     def token_grid(self) -> tuple[int, int]:
@@ -204,6 +208,18 @@ class HeadSite:
             return 0
         keys = math.prod(self.windows.size) if self.windows else self._places_in_all
         return self.num_heads * self._places_in_all * keys
+
+    @property
+    def pairs_size(self) -> int:
+        """Numbers of an image's queries and keys; 0 where ``attention_size`` is."""
+        return 2 * self.channels * self._places_in_all if self.attention_size else 0
+
+    @property
+    def larger_than_pairs(self) -> bool:
+        """True if attention weights are more than the queries and keys that they come from."""
+        if self.line or self.windows:
+            return self.attention_size > self.pairs_size
+        return self.attention_size >= self.pairs_size  # also where neither is fixed
 
 
 @dataclass(frozen=True)

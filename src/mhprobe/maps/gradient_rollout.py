@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
+from mhprobe.heads import Weights
 from mhprobe.maps.base import usual_target
 from mhprobe.maps.rollout import Fusion, Rollout
 from mhprobe.recording.outputs import Of
@@ -28,6 +29,15 @@ class GradientRollout(Rollout):
     ) -> None:
         super().__init__(fusion, discard)
         self.target = target
+
+    def rows(self, model: nn.Module, images: Tensor, labels: Tensor | None) -> tuple[Weights, ...]:
+        target = self.target or usual_target(model)
+        rows = record(model, images, labels, {"row_slopes"}, of=target).rows
+        assert rows is not None
+        return rows
+
+    def part(self, weights: Weights, rows: Tensor, queries: Tensor) -> Tensor:
+        return (weights.at(rows, queries) * weights.slopes_at(rows, queries)).clamp(min=0)
 
     def weights(self, model: nn.Module, images: Tensor, labels: Tensor | None) -> Iterable[Tensor]:
         """(B, W, H, K, K) of each site: attention times its slope, where that is positive."""

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
-from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.heads import HeadLayout, HeadSite, Weights
+from mhprobe.heads.attention import CHUNK
 from mhprobe.maps.base import MapKind, as_grid, layout_of, readout
 from mhprobe.recording.record import record
 
@@ -46,17 +47,61 @@ class Rollout(MapKind):
         self, model: nn.Module, images: Tensor, labels: Tensor | None = None
     ) -> dict[str, Tensor]:
         layout = layout_of(model)
-        fused = zip(
-            fuse(model, self.weights(model, images, labels), self.fusion), layout.sites, strict=True
-        )
-        chained = chain(
-            layout, [transition(weights, site, self.discard) for weights, site in fused]
-        )
-        return {
-            self.kind.replace("_", " "): as_grid(
-                readout(chained, layout.sites[-1]), layout.sites[0]
+        if not self.discard and one_grid(layout):
+            read = self._read_back(model, self.rows(model, images, labels), layout)
+        else:
+            fused = zip(
+                fuse(model, self.weights(model, images, labels), self.fusion),
+                layout.sites,
+                strict=True,
             )
-        }
+            chained = chain(
+                layout, [transition(weights, site, self.discard) for weights, site in fused]
+            )
+            read = readout(chained, layout.sites[-1])
+        return {self.kind.replace("_", " "): as_grid(read, layout.sites[0])}
+
+    def rows(self, model: nn.Module, images: Tensor, labels: Tensor | None) -> tuple[Weights, ...]:
+        """Attention of each site, from which the map is made row by row."""
+        rows = record(model, images, labels, needs={"rows"}).rows
+        assert rows is not None
+        return rows
+
+    def part(self, weights: Weights, rows: Tensor, queries: Tensor) -> Tensor:
+        """(B, H, q, K) what heads are fused of, for these queries."""
+        return weights.at(rows, queries)
+
+    def _read_back(self, model: nn.Module, rows: Sequence[Weights], layout: HeadLayout) -> Tensor:
+        """(B, S) row of the chain that is read out: from the last site back, a vector times a matrix at a time.
+
+        No matrix of all queries comes to be.
+        """
+        gates, site = gates_of(model), layout.sites[-1]
+        tokens, images = rows[-1].shape[2], rows[-1].shape[0]
+        site.refuse_other_size(tokens, self.kind)
+        asked_T = readout(torch.eye(tokens, device=rows[-1].device), site)
+        reach_BT = asked_T.expand(images, -1)
+        open_by_site = [gate_H != 0 for gate_H in gates.layout.split(gates.effective())]
+        for weights, open_H in zip(
+            reversed(rows), reversed(open_by_site[: len(rows)]), strict=True
+        ):
+            reach_BT = self._one_back(weights, open_H, reach_BT)
+        return reach_BT
+
+    def _one_back(self, weights: Weights, open_H: Tensor, reach_BT: Tensor) -> Tensor:
+        """(B, K) what reaches the tokens before a site, from what reaches those behind it."""
+        images, heads, _, keys = weights.shape
+        (queries,) = (reach_BT != 0).any(0).nonzero(as_tuple=True)
+        every = torch.arange(images, device=queries.device)
+        found_BK: Tensor | None = None
+        for some in queries.split(max(1, CHUNK // (images * heads * keys))):
+            mixed_BqK = 0.5 * _over(self.part(weights, every, some)[:, open_H], self.fusion, 1)
+            mixed_BqK[:, torch.arange(len(some)), some] += 0.5
+            mixed_BqK = mixed_BqK / mixed_BqK.sum(-1, keepdim=True)
+            part_BK = torch.einsum("bq,bqk->bk", reach_BT[:, some].to(mixed_BqK), mixed_BqK)
+            found_BK = part_BK if found_BK is None else found_BK + part_BK
+        assert found_BK is not None  # something is read out
+        return found_BK
 
     def weights(self, model: nn.Module, images: Tensor, labels: Tensor | None) -> Iterable[Tensor]:
         """(B, W, H, K, K) of each site, from which the map is made."""
@@ -71,10 +116,23 @@ def check(discard: float, kind: str) -> None:
 
 def fuse(model: nn.Module, attn: Iterable[Tensor], fusion: Fusion) -> Iterator[Tensor]:
     """(B, W, H, K, K) of each site -> (B, W, K, K), of the heads whose gates are open: 0 if there are none."""
-    gates, over_heads = gates_of(model), {"mean": "mean", "max": "amax", "min": "amin"}[fusion]
+    gates = gates_of(model)
     for weights, gate_H in zip(attn, gates.layout.split(gates.effective()), strict=False):
-        of_open = weights[:, :, gate_H != 0]
-        yield getattr(of_open, over_heads if of_open.shape[2] else "sum")(2)
+        yield _over(weights[:, :, gate_H != 0], fusion, 2)
+
+
+def _over(of_open: Tensor, fusion: Fusion, dim: int) -> Tensor:
+    """Fuse the dimension of open heads; 0 if there are none."""
+    over_heads = {"mean": "mean", "max": "amax", "min": "amin"}[fusion]
+    return getattr(of_open, over_heads if of_open.shape[dim] else "sum")(dim)
+
+
+def one_grid(layout: HeadLayout) -> bool:
+    """Return True if all sites have the same tokens, without windows: rows of their attention can be chained."""
+    sites = layout.sites
+    return len({(site.windows, site.prefix_tokens, site.grid) for site in sites}) == 1 and (
+        sites[0].windows is None and sites[0].grid is not None
+    )
 
 
 def chain(

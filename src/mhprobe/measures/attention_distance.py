@@ -10,12 +10,11 @@ from torch import Tensor
 
 from mhprobe.heads import HeadBatch, HeadSite
 from mhprobe.measures.base import sums
-from mhprobe.measures.parts.image_sums import MeanOverImages
-from mhprobe.measures.parts.places import OfAttention, Piece, Places, even_over
+from mhprobe.measures.parts.places import MeanOfAttention, Piece, Places, even_over
 from mhprobe.stats.intervals import SIZE
 
 
-class AttentionDistance(OfAttention, MeanOverImages):
+class AttentionDistance(MeanOfAttention):
     """Mean attention distance over patch queries and images; rows sum to 1 without prefix and padding keys.
 
     Columns, (A,) in input pixels, larger looks further: value = renormalised, with low and high;
@@ -37,9 +36,10 @@ class AttentionDistance(OfAttention, MeanOverImages):
         raw_bWHQ = (piece.attn * places.distance[:, None]).sum(-1)
         mass_bWHQ = (piece.attn * places.patch_pairs[:, None]).sum(-1)
         renormalised_bWHQ = raw_bWHQ / mass_bWHQ.clamp(min=torch.finfo(torch.float64).tiny)
-        self.raw_total[span] += piece.of_images(raw_bWHQ, places.patch).sum(0)
-        self.add_images(
-            span, piece.of_images(renormalised_bWHQ, places.patch), piece.counts(places.patch)
+        asking_WQ = places.query_patch
+        self.raw_total[span] += piece.of_images(raw_bWHQ, asking_WQ).sum(0)
+        self.add_images_of(
+            piece, piece.of_images(renormalised_bWHQ, asking_WQ), piece.counts(asking_WQ)
         )
 
     def finish(self) -> dict[str, Tensor]:
@@ -48,11 +48,15 @@ class AttentionDistance(OfAttention, MeanOverImages):
             **self.over_images(),
             "renormalised": self.image_sums[0] / self.images / queries,
             "raw": self.raw_total / self.images / queries,
-            "uniform": self.per_site(
-                lambda site, p: (p.distance * even_over(p.patch_pairs)).sum() / p.patch.sum()
-            ),
+            "uniform": self.per_site(lambda site, p: _even(p) / p.patch.sum()),
             "whole": self.per_site(_over_the_grid),
         }
+
+
+def _even(places: Places) -> Tensor:
+    """() sum over queries of the mean distance of even attention."""
+    parts = [(p.distance * even_over(p.patch_pairs)).sum() for p in places.parts()]
+    return torch.stack(parts).sum()
 
 
 def _over_the_grid(site: HeadSite, places: Places) -> Tensor:
@@ -61,4 +65,5 @@ def _over_the_grid(site: HeadSite, places: Places) -> Tensor:
     position_T2 = torch.cartesian_prod(
         *(torch.arange(count).double() * step for count, step in sides)
     )
-    return torch.cdist(position_T2, position_T2).mean()
+    from_each = [torch.cdist(some, position_T2).sum() for some in position_T2.split(64)]
+    return torch.stack(from_each).sum() / len(position_T2) ** 2

@@ -19,8 +19,9 @@ from mhprobe.measures.parts.jackknife import FOLDS, fold_of, jackknife
 from mhprobe.measures.parts.places import (
     OfAttention,
     Piece,
-    around_favourites,
+    Places,
     even_over,
+    places_alone,
     places_of,
 )
 from mhprobe.stats.intervals import SIZE
@@ -55,24 +56,29 @@ class AttentionRange(OfAttention):
 
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
-        most = max(len(_rings(site, torch.device("cpu"))[0]) for site in layout.sites)
+        most = max(_rings(site, torch.device("cpu")).count for site in layout.sites)
         self.add_state("mass", torch.zeros(FOLDS, layout.num_heads, most, dtype=torch.float64))
         self.add_state("uniform_mass", torch.zeros(layout.num_heads, most, dtype=torch.float64))
 
-    def add(self, batch: HeadBatch) -> None:
-        super().add(batch)
+    def finish_batch(self, batch: HeadBatch) -> None:
         self.fold_images += torch.bincount(fold_of(batch), minlength=FOLDS)
 
     def look(self, piece: Piece, batch: HeadBatch) -> None:
-        places, span = piece.places, piece.span
-        distances, _ = _rings(piece.site, piece.attn.device)
-        held, place_b = batch.derive(fold_of)[piece.counted].unique(return_inverse=True)
-        # a fold's rows with the same argmax key have the same rings: add them up first, then sort
-        # into rings
-        row_FWHKK, seen_WHK = around_favourites(piece, place_b, len(held))
-        self.mass[held, span, : len(distances)] += _by_ring(row_FWHKK, piece)
-        even_WHKK = seen_WHK[..., None] * even_over(places.patch_pairs)[:, None]
-        self.uniform_mass[span, : len(distances)] += _by_ring(even_WHKK[None], piece)[0]
+        rings, span = _rings(piece.site, piece.attn.device), piece.span
+        fold_b = batch.derive(fold_of)[piece.counted]
+        share_bWHQK, row_bWHQK = piece.favourites, piece.patch_rows
+        image, window, head, query, key = share_bWHQK.nonzero(as_tuple=True)
+        share_N = share_bWHQK[image, window, head, query, key]
+        row_NK = row_bWHQK[image, window, head, query] * share_N[:, None]
+        mass_FHR = self.mass.new_zeros(len(self.mass), piece.site.num_heads, rings.count)
+        start_N = (fold_b[image] * piece.site.num_heads + head) * rings.count
+        ring_NK = rings.between(piece.places, window, key)
+        mass_FHR.view(-1).index_add_(0, (start_N[:, None] + ring_NK).flatten(), row_NK.flatten())
+        self.mass[:, span, : rings.count] += mass_FHR
+        windows, keys = piece.places.token.shape
+        seen_HWK = self.mass.new_zeros(piece.site.num_heads, windows * keys)
+        seen_HWK.view(-1).index_add_(0, (head * windows + window) * keys + key, share_N)
+        self.uniform_mass[span, : rings.count] += seen_HWK @ rings.even_WKR.flatten(0, 1)
 
     def finish(self) -> dict[str, Tensor]:
         queries = self.patch_queries[:, None]
@@ -80,7 +86,7 @@ class AttentionRange(OfAttention):
         mass, even = whole / self.images / queries, self.uniform_mass / self.images / queries
         distances = torch.full_like(mass, torch.nan)
         for number, site in enumerate(self.layout.sites):
-            values = _rings(site, self.device)[0]
+            values = _rings(site, self.device).distances
             distances[self.layout.span(number), : len(values)] = values
 
         def off_centre(mass: Tensor, share: float) -> Tensor:
@@ -109,14 +115,6 @@ class AttentionRange(OfAttention):
         }
 
 
-def _by_ring(rows: Tensor, piece: Piece) -> Tensor:
-    """(N, H, R) sums of (N, W, H, argmax key, key) rows by the distance between the two keys."""
-    distances, ring_WKK = _rings(piece.site, rows.device)
-    flat_NHX = rows.transpose(1, 2).flatten(2)
-    sums_NHR = flat_NHX.new_zeros(*flat_NHX.shape[:2], len(distances))
-    return sums_NHR.index_add_(2, ring_WKK.flatten(), flat_NHX)
-
-
 def radius(distances: Tensor, mass: Tensor, share: float) -> Tensor:
     """(A,) radius that holds ``share`` of (A, R) mass: linear between distances, 0 if the centre holds it alone.
 
@@ -133,18 +131,50 @@ def radius(distances: Tensor, mass: Tensor, share: float) -> Tensor:
     return torch.where(at > 0, between, high)[:, 0]
 
 
-@functools.lru_cache(maxsize=256)
-def _rings(site: HeadSite, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(R,) rising distances on the grid up to the farthest key, and (W, K, K) index of each pair's distance in it.
+class Rings:
+    """Distances between the patches of a site.
 
-    Pairs that may not attend to each other get index 0; their mass is 0.
+    distances: (R,) rising, up to that of the farthest key.
     """
-    with torch.inference_mode(False):
-        distance = places_of(site, device).distance.round(decimals=_DIGITS)
+
+    def __init__(self, site: HeadSite, places: Places) -> None:
         down, across = (
-            torch.arange(n, dtype=torch.float64, device=device) for n in site.token_grid
+            torch.arange(n, dtype=torch.float64, device=places.token.device)
+            for n in site.token_grid
         )
-        occurring = torch.hypot(down[:, None] * site.pixels[0], across * site.pixels[1])
-        occurring = occurring.round(decimals=_DIGITS).unique()
-        rising = occurring[occurring <= distance.max()]
-        return rising, torch.searchsorted(rising, distance)
+        apart_hw = torch.hypot(down[:, None] * site.pixels[0], across * site.pixels[1])
+        apart_hw = apart_hw.round(decimals=_DIGITS)
+        farthest = torch.stack([part.distance.max() for part in places.parts()]).max()
+        occurring = apart_hw.unique()
+        self.distances = occurring[occurring <= farthest.round(decimals=_DIGITS)]
+        self.count = len(self.distances)
+        # of pairs that may not attend to each other it does not matter: their mass is 0
+        self._ring_hw = torch.searchsorted(self.distances, apart_hw).clamp(max=self.count - 1)
+        self._places = places
+
+    def between(self, places: Places, window_N: Tensor, key_N: Tensor) -> Tensor:
+        """(N, K) index in ``distances`` of each place of a window, from one of its places."""
+        step_NK2 = (places.cell[window_N] - places.cell[window_N, key_N][:, None]).abs()
+        return self._ring_hw[step_NK2[..., 0], step_NK2[..., 1]]
+
+    @functools.cached_property
+    def even_WKR(self) -> Tensor:
+        """(W, K, R) even attention of each query at each distance from itself."""
+        parts = []
+        for places in self._places.parts():
+            even_WqK = even_over(places.patch_pairs)
+            step_WqK2 = places.steps.abs()
+            ring_WqK = self._ring_hw[step_WqK2[..., 0], step_WqK2[..., 1]]
+            at = even_WqK.new_zeros(*even_WqK.shape[:2], self.count)
+            parts.append(at.scatter_add_(2, ring_WqK, even_WqK))
+        return torch.cat(parts, 1)
+
+
+def _rings(site: HeadSite, device: torch.device) -> Rings:
+    return _rings_of(places_alone(site), device)
+
+
+@functools.lru_cache(maxsize=64)
+def _rings_of(site: HeadSite, device: torch.device) -> Rings:
+    with torch.inference_mode(False):
+        return Rings(site, places_of(site, device))

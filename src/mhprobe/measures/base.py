@@ -73,6 +73,8 @@ class Measure(Metric):
         depends on no image.
     empty: reason why a column may be NaN for every head, else "".
     of_units: kinds that it can measure. class_names: names of the classes, if the caller sets them.
+    by_rows: True if it reads attention by ``HeadBatch.weights_of``: "rows" and "row_slopes" are
+        then recorded in place of "attn" and "attn_grad".
 
     ``finish`` returns columns, "value" first. A measure of images also gets () images, the number
     of images:
@@ -99,6 +101,7 @@ class Measure(Metric):
     empty: str = ""
     of_images: ClassVar[bool] = True
     of_units: frozenset[Kind] = frozenset({"head"})
+    by_rows: ClassVar[bool] = False
     select_needs: frozenset[Need] | None = None
     class_names: tuple[str, ...] = ()
 
@@ -160,6 +163,11 @@ class Measure(Metric):
             ):  # a sum keeps its digits in one
                 self.add(batch)
         self.images += batch.valid.sum()
+
+    def count_update(self) -> None:
+        """Count an update that went around ``update``, as torchmetrics counts others."""
+        self._computed = None
+        self._update_count += 1
 
     def add(self, batch: HeadBatch) -> None:
         """Add the valid images of a batch (at least one) to the sums."""

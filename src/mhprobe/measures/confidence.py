@@ -10,12 +10,11 @@ from torch import Tensor
 
 from mhprobe.heads import KINDS, HeadBatch
 from mhprobe.measures.base import sums
-from mhprobe.measures.parts.image_sums import MeanOverImages
-from mhprobe.measures.parts.places import OfAttention, Piece, over_queries, where_site
+from mhprobe.measures.parts.places import MeanOfAttention, Piece, over_queries, where_site
 from mhprobe.stats.intervals import SHARE
 
 
-class Confidence(OfAttention, MeanOverImages):
+class Confidence(MeanOfAttention):
     """Mean over patch queries and images of the largest weight on a patch; of a neuron the share of tokens above 0.
 
     In Swin only keys of the query's own shift region count.
@@ -40,8 +39,7 @@ class Confidence(OfAttention, MeanOverImages):
     class_total: Tensor = sums("A")  # over images of the class token's row
     even: Tensor = sums("A")  # over images and patch queries of one over their number of keys
 
-    def add(self, batch: HeadBatch) -> None:
-        super().add(batch)
+    def finish_batch(self, batch: HeadBatch) -> None:
         for number, site in enumerate(self.layout.sites):
             if site.kind == "neuron":
                 fires_BTN = batch.z[number][batch.valid][..., 0] > 0
@@ -54,10 +52,11 @@ class Confidence(OfAttention, MeanOverImages):
             -1
         )  # a product: NaN is not masked away
         all_bWHQ = (piece.attn * places.pairs[:, None]).amax(-1)
-        self.even[span] += len(patch_bWHQ) * (1 / places.pairs.sum(-1).double())[places.patch].sum()
-        self.prefix_total[span] += piece.of_images(all_bWHQ, places.patch).sum(0)
-        self.add_images(span, piece.of_images(patch_bWHQ, places.patch), piece.counts(places.patch))
-        self.class_total[span] += over_queries(patch_bWHQ, places.is_class)
+        asking_WQ = places.query_patch
+        self.even[span] += len(patch_bWHQ) * (1 / places.pairs.sum(-1).double())[asking_WQ].sum()
+        self.prefix_total[span] += piece.of_images(all_bWHQ, asking_WQ).sum(0)
+        self.add_images_of(piece, piece.of_images(patch_bWHQ, asking_WQ), piece.counts(asking_WQ))
+        self.class_total[span] += over_queries(patch_bWHQ, places.class_queries)
 
     def finish(self) -> dict[str, Tensor]:
         queries = self.image_sums[1]

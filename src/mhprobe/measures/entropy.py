@@ -10,12 +10,11 @@ from torch import Tensor
 
 from mhprobe.heads import HeadBatch
 from mhprobe.measures.base import counts, mean_of, sums
-from mhprobe.measures.parts.image_sums import MeanOverImages
-from mhprobe.measures.parts.places import OfAttention, Piece, over_queries, shares
+from mhprobe.measures.parts.places import MeanOfAttention, Piece, over_queries
 from mhprobe.stats.intervals import SIZE
 
 
-class Entropy(OfAttention, MeanOverImages):
+class Entropy(MeanOfAttention):
     """Mean over queries (prefix tokens too) and images of the entropy of attention.
 
     Columns, (A,), larger is broader: value in nats, with low and high; share: of the maximum
@@ -50,17 +49,17 @@ class Entropy(OfAttention, MeanOverImages):
 
     def look(self, piece: Piece, batch: HeadBatch) -> None:
         places, span = piece.places, piece.span
-        entropy_bWHQ = torch.special.entr(shares(piece.attn, places.pairs)).sum(-1)
+        entropy_bWHQ = torch.special.entr(piece.rows).sum(-1)
         top_WQ = places.pairs.sum(-1).clamp(min=1).double().log()
         choice_WQ = top_WQ > 0
-        real_WQ, images = places.token >= 0, len(entropy_bWHQ)
+        real_WQ, images = places.query_token >= 0, len(entropy_bWHQ)
         self.choices[span] += images * choice_WQ.sum()
         self.even[span] += images * top_WQ[real_WQ].sum()
-        self.add_images(span, piece.of_images(entropy_bWHQ, real_WQ), piece.counts(real_WQ))
+        self.add_images_of(piece, piece.of_images(entropy_bWHQ, real_WQ), piece.counts(real_WQ))
         self.share_total[span] += over_queries(
             entropy_bWHQ / top_WQ.masked_fill(~choice_WQ, 1.0)[:, None], choice_WQ
         )
-        self.class_total[span] += over_queries(entropy_bWHQ, places.is_class)
+        self.class_total[span] += over_queries(entropy_bWHQ, places.class_queries)
 
     def finish(self) -> dict[str, Tensor]:
         return {

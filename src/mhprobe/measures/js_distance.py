@@ -23,18 +23,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mhprobe import ranks
 from mhprobe.errors import Positive, UserError
-from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
+from mhprobe.heads import HeadBatch, HeadLayout, HeadSite, Shown, Weights
 from mhprobe.measures.parts.embedding import cluster, embed, layer_ratio
 from mhprobe.measures.parts.hashing import Pool, image_numbers, numbers_in
 from mhprobe.measures.parts.image_sums import MeanOverImages
 from mhprobe.measures.parts.pairs import Pairs, flat_heads, groups, refuse_unlike
 from mhprobe.measures.parts.places import (
+    Attention,
     attention_of,
     chunks,
     even_over,
+    places_alone,
     places_in,
     places_of,
+    queries_of,
     shares,
     words_of,
 )
@@ -66,6 +70,7 @@ class JSDistance(MeanOverImages):
 
     fooled_by = "by definition: two heads that look alike and write different things"
     needs = frozenset({"attn"})
+    by_rows = True
     kind = "pairwise"
     of_pairs = True  # above the diagonal: JS over queries, queries
     larger = "the two heads look at different places"
@@ -107,6 +112,7 @@ class JSDistance(MeanOverImages):
             0 if clark else null_images
         )  # a sum over images has no null that is a mean
         self.pool = Pool(self.null_images)
+        self.forms: list[Weights] = []  # of the attention that the pool holds the parts of
 
     def add(self, batch: HeadBatch) -> None:
         recorded = [
@@ -116,20 +122,29 @@ class JSDistance(MeanOverImages):
         for sites in self.groups:
             attn = [recorded[s] for s in sites]
             for images in chunks(batch.valid, attn):
-                js_bGG, queries_b = self._divergences(sites, [a[images] for a in attn])
+                js_bGG, queries_b = self._divergences(sites, [a.of(images) for a in attn])
                 heads = flat_heads(self.layout, sites).to(self.device)
                 weight_b = torch.ones_like(queries_b) if self.clark else queries_b
                 self.add_images((heads[:, None], heads), js_bGG, weight_b[:, None, None])
         if self.null_images:
             self._keep(batch, recorded)
 
-    def _keep(self, batch: HeadBatch, recorded: list[Tensor]) -> None:
+    def _keep(self, batch: HeadBatch, recorded: list[Attention]) -> None:
         """Add images to the pool of the null; texts without padding, so that their hash does not depend on it."""
-        valid = slice(None) if batch.valid.all() else batch.valid  # a slice copies nothing
-        everything = [recorded[s][valid] for s in sum(self.groups, ())]
+        kept = [recorded[s] for s in sum(self.groups, ())]
         if not self.layout.sites[0].line:
-            self.pool.add(numbers_in(batch), everything)
+            self.forms = self.forms or [attn.weights.alone() for attn in kept]
+            valid = slice(None) if batch.valid.all() else batch.valid  # a slice copies nothing
+            parts = [
+                part.unflatten(0, attn.shape[:2])[valid]
+                for attn in kept
+                for part in attn.weights.parts()
+            ]
+            self.pool.add(numbers_in(batch), parts)
             return
+        (valid_V,) = batch.valid.nonzero(as_tuple=True)
+        everything = [attn.at(valid_V) for attn in kept]
+        self.forms = self.forms or [Shown(attn[:1, 0]) for attn in everything]
         words_bT = words_of(everything[0])
         order_bT = (~words_bT).byte().argsort(dim=1, stable=True)
         ids_bT = words_bT if batch.images is None else batch.images[batch.valid]
@@ -138,15 +153,26 @@ class JSDistance(MeanOverImages):
 
     def reset(self) -> None:
         super().reset()
-        self.pool = Pool(self.null_images)
+        self.pool, self.forms = Pool(self.null_images), []
 
     def merge_state(self, incoming_state: Any) -> None:
         super().merge_state(incoming_state)
         if isinstance(incoming_state, JSDistance) and incoming_state.pool.parts:
             self.pool.add(incoming_state.pool.number, incoming_state.pool.parts)
+            self.forms = self.forms or incoming_state.forms
 
     def before_sync(self) -> None:
         self.pool.gather()
+        everyones = ranks.gather(self.forms)  # a rank without images has none
+        self.forms = self.forms or next((forms for forms in everyones if forms), [])
+
+    def _pooled(self) -> list[Attention]:
+        """Attention of the images of the pool, per site of the groups, one after the other."""
+        parts, found = iter(self.pool.held[1:]), list[Attention]()
+        for form in self.forms:
+            mine = [next(parts).flatten(0, 1) for _ in form.parts()]
+            found.append(Attention(form.of(mine), len(self.pool)))
+        return found
 
     def finish(self) -> dict[str, Tensor]:
         scale = self.images if self.clark else 1  # Clark et al. add up
@@ -186,13 +212,16 @@ class JSDistance(MeanOverImages):
             return {"null": nothing} if self.null_images else {}
         sums_NXAA = self.image_sums.new_zeros(images, 2, *outside.shape)
         everyone = torch.ones(images, dtype=torch.bool, device=self.device)
+        pooled = self._pooled()
         for apart in range(1, images):
             first = 0
             for sites in self.groups:
-                attn = self.pool.held[1:][first : first + len(sites)]
+                attn = pooled[first : first + len(sites)]
                 parts = [
                     self._divergences(
-                        sites, [a[these] for a in attn], [a[these - apart] for a in attn]
+                        sites,
+                        [a.of(these) for a in attn],
+                        [a.of((these - apart) % images) for a in attn],
                     )
                     for these in chunks(everyone, attn)
                 ]
@@ -219,19 +248,42 @@ class JSDistance(MeanOverImages):
         return {"null": null_AA, "null_draws": draws_AAN}
 
     def _divergences(
-        self, sites: tuple[int, ...], attn: list[Tensor], other: list[Tensor] | None = None
+        self, sites: tuple[int, ...], attn: list[Attention], other: list[Attention] | None = None
     ) -> tuple[Tensor, Tensor]:
         """(b, G, G) sum over queries of the divergences of a group's heads, above the diagonal; (b,) queries.
 
         In units of ln 2, with clark in nats. other: attention of the second head of a pair.
         """
+        # rows of unlike windows are compared by place, which takes all of them
+        alike = len({places_alone(self.layout.sites[s]) for s in sites}) == 1
+        split = queries_of(attn) if alike and not self.layout.sites[sites[0]].line else ()
+        parts = [
+            self._of_queries(
+                sites,
+                [a.all(queries) for a in attn],
+                None if other is None else [a.all(queries) for a in other],
+                queries,
+            )
+            for queries in split or (None,)
+        ]
+        js_bGG, queries_b = (torch.stack(part).sum(0) for part in zip(*parts, strict=True))
+        return js_bGG.clamp_(min=0) / (1 if self.clark else math.log(2)), queries_b
+
+    def _of_queries(
+        self,
+        sites: tuple[int, ...],
+        attn: list[Tensor],
+        other: list[Tensor] | None,
+        queries: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """``_divergences`` of some queries, in nats."""
         if other is not None and self.layout.sites[sites[0]].line:
             attn, other = _of_common_queries(attn, other), _of_common_queries(other, attn)
-        rows = [self._rows(s, a.double()) for s, a in zip(sites, attn, strict=True)]
+        rows = [self._rows(s, a, queries) for s, a in zip(sites, attn, strict=True)]
         second = (
             rows
             if other is None
-            else [self._rows(s, a.double()) for s, a in zip(sites, other, strict=True)]
+            else [self._rows(s, a, queries) for s, a in zip(sites, other, strict=True)]
         )
         widths = [self.layout.sites[s].num_heads for s in sites]
         offsets = [0, *itertools.accumulate(widths)]
@@ -242,12 +294,13 @@ class JSDistance(MeanOverImages):
             for j, b in enumerate(sites[i:], start=i):
                 here = js_bGG[:, offsets[i] : offsets[i + 1], offsets[j] : offsets[j + 1]]
                 self._fill(here, a, rows[i], b, second[j])
-        return js_bGG.clamp_(min=0) / (1 if self.clark else math.log(2)), queries_b
+        return js_bGG, queries_b
 
-    def _rows(self, number: int, attn: Tensor) -> Tensor:
+    def _rows(self, number: int, attn: Tensor, queries: Tensor | None) -> Tensor:
         """(b, W, H, Q, K) distributions; (1, b, ...) of texts, as in places.py."""
         site = self.layout.sites[number]
-        pairs = places_in(site, attn).pairs
+        places = places_in(site, attn)
+        pairs = places.pairs if queries is None else places.of(queries).pairs
         row_bWHQK = shares(attn.transpose(0, 1) if site.line else attn, pairs)
         return 0.999 * row_bWHQK + 0.001 * even_over(pairs)[:, None] if self.clark else row_bWHQK
 
@@ -255,8 +308,9 @@ class JSDistance(MeanOverImages):
         """The divergences between the heads of two sites; of one site with itself, above the diagonal."""
         text = self.layout.sites[a].line
         mass_a, mass_b = _of_image(row_a, text), _of_image(row_b, text)
-        if a != b and not self.layout.sites[a].line:
-            row_b = _rearranged(row_b, self.layout.sites[b], self.layout.sites[a])
+        site, other = (self.layout.sites[number] for number in (a, b))
+        if places_alone(site) != places_alone(other) and not site.line:
+            row_b = _rearranged(row_b, other, site)
         own_a, own_b = _x_ln_x(row_a, text), _x_ln_x(row_b, text)
         for h in range(own_a.shape[1]):
             others = slice(h + 1 if a == b else 0, None)

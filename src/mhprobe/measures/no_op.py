@@ -15,7 +15,7 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures.base import mean_of, sums
 from mhprobe.measures.parts.kinds import KINDS, OfKinds, kinds_of, weight_on
-from mhprobe.measures.parts.places import Piece, even_over, of_pairs, over_queries, shares
+from mhprobe.measures.parts.places import Piece, even_over, of_pairs, over_queries
 from mhprobe.stats.intervals import SIZE
 
 COLUMNS = ("special", "other", *KINDS)
@@ -70,14 +70,16 @@ class NoOp(OfKinds):
 
     def look(self, piece: Piece, batch: HeadBatch) -> None:
         places, span = piece.places, piece.span
-        slope_bWHQK = batch.need("attn_grad", self.name)[piece.number][piece.images].double().abs()
+        if batch.rows is None:
+            batch.need("attn_grad", self.name)
+        slope_bWHQK = piece.slopes.abs()
         whole_1WHQK = slope_bWHQK.sum(0, keepdim=True)
         kinds = kinds_of(piece, batch, self.threshold)
         special_bWQK = torch.stack(
             [kinds[kind].expand_as(kinds["high_norm"]) for kind in self.special]
         ).any(0)
         groups = [special_bWQK, places.pairs & ~special_bWQK, *(kinds[kind] for kind in KINDS)]
-        queries = places.token >= 0
+        queries = places.query_token >= 0
         for column, keys_bWQK in enumerate(groups):
             self.size[span, column] += over_queries(
                 weight_on(slope_bWHQK, whole_1WHQK, keys_bWQK), queries
@@ -86,8 +88,8 @@ class NoOp(OfKinds):
         of_image = [
             (of_pairs(slope_bWHQK, keys), keys.sum((1, 2, 3))[:, None]) for keys in groups[:2]
         ]
-        self.add_images(span, *of_image[0], *of_image[1])
-        row_bWHQK = shares(piece.attn, places.pairs)
+        self.add_images_of(piece, *of_image[0], *of_image[1])
+        row_bWHQK = piece.rows
         self.mass[span] += over_queries((row_bWHQK * special_bWQK[:, :, None]).sum(-1), queries)
         self.even[span] += (even_over(places.pairs) * special_bWQK).sum()
 

@@ -93,14 +93,15 @@ class ObjectAttention(OfAttention):
             offsets = torch.zeros(2, len(RELATIONS), math.prod(reach_of(site)), dtype=torch.long)
             self.add_state(f"offsets_{number}", offsets)
 
-    def add(self, batch: HeadBatch) -> None:
+    def begin(self, batch: HeadBatch) -> None:
         if batch.objects is None:
             raise UserError(
                 "object_attention: the data set has no object masks, expected them beside the "
                 "images. Use data=scenes, "
                 "data=pets or leave the measure out."
             )
-        super().add(batch)
+
+    def finish_batch(self, batch: HeadBatch) -> None:
         self.dealt += torch.bincount(fold_of(batch, 2), minlength=2)
 
     def look(self, piece: Piece, batch: HeadBatch) -> None:
@@ -108,21 +109,15 @@ class ObjectAttention(OfAttention):
         shown_BT = batch.derive(_patches, site.token_grid, site.pixels)[piece.counted]
         half_B = fold_of(batch, 2)[piece.counted]
         shown_BWK = shown_BT[:, (places.token - site.prefix_tokens).clamp(min=0)]
-        self._overall(piece, shown_BWK, half_B)
         pairs_WQK = places.patch_pairs
-        others_WQK = pairs_WQK & ~torch.eye(
-            pairs_WQK.shape[-1], dtype=torch.bool, device=pairs_WQK.device
-        )
+        others_WQK = pairs_WQK & ~places.itself
         offsets_WQK = places.offsets(reach_of(site)) * others_WQK
         best_BWHQK = of_largest(piece.attn, others_WQK)
+        shown_BWQ = shown_BWK if places.queries is None else shown_BWK[..., places.queries]
+        of_relations: list[Tensor] = []
         for r, holds in enumerate(RELATIONS.values()):
-            true_BWQK = holds(shown_BWK[..., :, None], shown_BWK[..., None, :]) & others_WQK
-            hits_BH, possible_B = of_pairs(best_BWHQK, true_BWQK), true_BWQK.any(-1).sum((1, 2))
-            self.followed[:, span, r].index_add_(0, half_B, hits_BH)
-            self.followed_square[:, span, r].index_add_(0, half_B, hits_BH.square())
-            self.followed_possible[:, span, r].index_add_(0, half_B, hits_BH * possible_B[:, None])
-            self.possible[:, number, r].index_add_(0, half_B, possible_B)
-            self.possible_square[:, number, r].index_add_(0, half_B, possible_B.square())
+            true_BWQK = holds(shown_BWQ[..., :, None], shown_BWK[..., None, :]) & others_WQK
+            of_relations += [of_pairs(best_BWHQK, true_BWQK), true_BWQK.any(-1).sum((1, 2))]
             even_BWQ = true_BWQK.sum(-1).double() / others_WQK.sum(-1).clamp(min=1)
             self.even[number, r] += even_BWQ.sum()
             counts: Tensor = getattr(self, f"offsets_{number}")
@@ -130,20 +125,33 @@ class ObjectAttention(OfAttention):
                 counts[part, r].index_add_(
                     0, offsets_WQK.flatten(), true_BWQK[half_B == part].sum(0).flatten()
                 )
-
-    def _overall(self, piece: Piece, shown_BWK: Tensor, half_B: Tensor) -> None:
-        span, grid_WK, pairs_WQK = piece.span, piece.places.patch, piece.places.patch_pairs
-        on_BWK = (shown_BWK > 0) & grid_WK
-        on_BWQK, queries = on_BWK[:, :, None] & pairs_WQK, grid_WK.sum()
-        share_BH = of_pairs(of_largest(piece.attn, pairs_WQK), on_BWQK) / queries
-        even_BWQ = on_BWQK.sum(-1).double() / pairs_WQK.sum(-1).clamp(min=1)
-        self.mass[span] += of_pairs(piece.attn, on_BWQK).sum(0) / queries
+        share_BH = self._overall(piece, shown_BWK)
+        if (whole := self.whole(piece, share_BH, *of_relations)) is None:
+            return
+        share_BH, *of_relations = whole
         self.share[:, span].index_add_(0, half_B, share_BH)
         self.square[:, span].index_add_(0, half_B, share_BH.square())
-        self.chance[span] += (even_BWQ * grid_WK).sum() / queries
-        if piece.site.class_token:
+        for r in range(len(RELATIONS)):
+            hits_BH, possible_B = of_relations[2 * r : 2 * r + 2]
+            self.followed[:, span, r].index_add_(0, half_B, hits_BH)
+            self.followed_square[:, span, r].index_add_(0, half_B, hits_BH.square())
+            self.followed_possible[:, span, r].index_add_(0, half_B, hits_BH * possible_B[:, None])
+            self.possible[:, number, r].index_add_(0, half_B, possible_B)
+            self.possible_square[:, number, r].index_add_(0, half_B, possible_B.square())
+
+    def _overall(self, piece: Piece, shown_BWK: Tensor) -> Tensor:
+        """(B, H) share of an image's patches, of those in this piece, whose argmax key is on an object."""
+        span, places = piece.span, piece.places
+        grid_WK, pairs_WQK = places.patch, places.patch_pairs
+        on_BWK = (shown_BWK > 0) & grid_WK
+        on_BWQK, queries = on_BWK[:, :, None] & pairs_WQK, grid_WK.sum()
+        even_BWQ = on_BWQK.sum(-1).double() / pairs_WQK.sum(-1).clamp(min=1)
+        self.mass[span] += of_pairs(piece.attn, on_BWQK).sum(0) / queries
+        self.chance[span] += (even_BWQ * places.query_patch).sum() / queries
+        if piece.site.class_token and places.class_queries.any():
             best_BHK = of_largest(piece.attn[:, :, :, :1], grid_WK[:, None])[:, 0, :, 0]
             self.cls[span] += torch.einsum("bhk,bk->h", best_BHK, on_BWK[:, 0].double())
+        return of_pairs(piece.favourites, on_BWQK) / queries
 
     def finish(self) -> dict[str, Tensor]:
         value = of_mean(self.share.sum(0), self.square.sum(0), self.images, self.within)

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadBatch, HeadLayout
+from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.parts.places import (
     OfAttention,
     Piece,
+    Places,
     even_over,
-    of_largest,
+    places_alone,
     places_of,
     reach_of,
 )
@@ -71,7 +72,7 @@ class Position(OfAttention):
 
     def look(self, piece: Piece, batch: HeadBatch) -> None:
         span = piece.span
-        share_bWHQK = of_largest(piece.attn, piece.places.patch_pairs)
+        share_bWHQK = piece.favourites
         image, window, head, query, key = share_bWHQK.nonzero(
             as_tuple=True
         )  # NaN too, which is an error at the end
@@ -79,8 +80,9 @@ class Position(OfAttention):
         start = (image * counts_bHYX.shape[1] + head) * self.counts[0].numel()
         index = start + piece.places.offsets(self.size)[window, query, key]
         counts_bHYX.view(-1).index_add_(0, index, share_bWHQK[image, window, head, query, key])
-        self.counts[span] += counts_bHYX.sum(0)
-        self.squares[span] += counts_bHYX.square_().sum(0)
+        if (whole := self.whole(piece, counts_bHYX)) is not None:
+            self.counts[span] += whole[0].sum(0)
+            self.squares[span] += whole[0].square().sum(0)
 
     def finish(self) -> dict[str, Tensor]:
         exists = self._sums(lambda pairs: pairs.double())
@@ -121,11 +123,18 @@ class Position(OfAttention):
 
     def _sums(self, weigh: Any) -> Tensor:
         """(A, Y, X) sum of ``weigh(patch_pairs)`` over the pairs of each offset."""
-        sums = torch.zeros_like(self.counts)
+        sums, known = torch.zeros_like(self.counts), dict[HeadSite, Tensor]()
         for number, site in enumerate(self.layout.sites):
-            places = places_of(site, self.device)
-            index = places.offsets(self.size) * places.patch_pairs  # others can be further apart
-            flat = sums.new_zeros(sums[0].numel())
-            flat.index_add_(0, index.flatten(), weigh(places.patch_pairs).flatten())
-            sums[self.layout.span(number)] = flat.view_as(sums[0])
+            alone = places_alone(site)
+            if alone not in known:
+                known[alone] = self._sum(places_of(site, self.device), weigh)
+            sums[self.layout.span(number)] = known[alone]
         return sums
+
+    def _sum(self, places: Places, weigh: Any) -> Tensor:
+        """(Y, X) of ``_sums``, of a site with these places."""
+        flat = self.counts.new_zeros(self.counts[0].numel())
+        for part in places.parts():
+            index = part.offsets(self.size) * part.patch_pairs  # others can be further apart
+            flat.index_add_(0, index.flatten(), weigh(part.patch_pairs).flatten())
+        return flat.view_as(self.counts[0])

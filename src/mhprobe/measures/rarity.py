@@ -21,14 +21,13 @@ from mhprobe.errors import UserError, whole_number
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import sums
 from mhprobe.measures.parts.hashing import Pool, image_numbers, mixed
-from mhprobe.measures.parts.image_sums import MeanOverImages
-from mhprobe.measures.parts.places import OfAttention, Piece, of_largest, over_queries
+from mhprobe.measures.parts.places import MeanOfAttention, Piece, of_largest, over_queries
 from mhprobe.stats.intervals import SHARE
 
 _ROUNDS = 100  # of Lloyd's iteration; it usually stands still earlier
 
 
-class Rarity(OfAttention, MeanOverImages):
+class Rarity(MeanOfAttention):
     """Share of patch queries whose argmax key is (one of) the rarest patches they can see.
 
     codes: number of codes of k-means, fitted on the selection images. patches: largest number of
@@ -107,7 +106,7 @@ class Rarity(OfAttention, MeanOverImages):
         share_bWHQK = of_largest(piece.attn, keys)
         density_bWK = density_bT[:, (places.token - site.prefix_tokens).clamp(min=0)]
         seen_bWQK = density_bWK[:, :, None].masked_fill(~keys, torch.inf)
-        lowest_bWQ2 = seen_bWQK.sort(-1).values[..., :2]
+        lowest_bWQ2 = seen_bWQK.topk(min(2, seen_bWQK.shape[-1]), largest=False).values
         for top in range(min(2, lowest_bWQ2.shape[-1])):
             limit_bWQ = lowest_bWQ2[..., top].where(
                 lowest_bWQ2[..., top].isfinite(), lowest_bWQ2[..., 0]
@@ -115,14 +114,14 @@ class Rarity(OfAttention, MeanOverImages):
             rare_bWQK = (seen_bWQK <= limit_bWQ[..., None]) & keys
             hit_bWHQ = torch.einsum("bwhqk,bwqk->bwhq", share_bWHQK, rare_bWQK.double())
             luck_bWQ = rare_bWQK.sum(-1) / keys.sum(-1).clamp(min=1).double()
-            hits_bH = piece.of_images(hit_bWHQ, places.patch)
+            hits_bH = piece.of_images(hit_bWHQ, places.query_patch)
             if top:
                 self.hits[span] += hits_bH.sum(0)
             else:
-                self.add_images(span, hits_bH, piece.counts(places.patch))
-            self.class_hits[span, top] += over_queries(hit_bWHQ, places.is_class)
-            self.luck[span, top] += over_queries(luck_bWQ[:, :, None], places.patch)
-            self.class_luck[span, top] += over_queries(luck_bWQ[:, :, None], places.is_class)
+                self.add_images_of(piece, hits_bH, piece.counts(places.query_patch))
+            self.class_hits[span, top] += over_queries(hit_bWHQ, places.class_queries)
+            self.luck[span, top] += over_queries(luck_bWQ[:, :, None], places.query_patch)
+            self.class_luck[span, top] += over_queries(luck_bWQ[:, :, None], places.class_queries)
 
     def finish(self) -> dict[str, Tensor]:
         if not self.codes:

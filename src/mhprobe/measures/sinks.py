@@ -17,15 +17,14 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, written
 from mhprobe.measures.base import counts, mean_of, sums
 from mhprobe.measures.parts.functions import FUNCTIONS
-from mhprobe.measures.parts.image_sums import MeanOverImages
-from mhprobe.measures.parts.places import OfAttention, Piece, real_tokens, shares, where_site
+from mhprobe.measures.parts.places import MeanOfAttention, Piece, real_tokens, where_site
 from mhprobe.stats.intervals import SHARE
 
 GIVES = 0.5  # of a query's attention, at least
 QUIET = FUNCTIONS["no-op"].limit  # of the median head's write, less than
 
 
-class Sinks(OfAttention, MeanOverImages):
+class Sinks(MeanOfAttention):
     """Mean over images (and windows) of the share of all attention that the token which draws most gets.
 
     queries: share of queries from which a token is a sink. Raises UserError unless it is in (0, 1].
@@ -62,16 +61,19 @@ class Sinks(OfAttention, MeanOverImages):
 
     def look(self, piece: Piece, batch: HeadBatch) -> None:
         span, places = piece.span, piece.places
+        row_bWHQK = piece.rows
+        gives_bWHK = ((row_bWHQK >= GIVES) & places.pairs[:, None]).sum(3)
+        whole = self.whole(piece, row_bWHQK.sum(3), gives_bWHK, places.pairs.sum(1))
+        if whole is None:
+            return
+        total_bWHK, gives_bWHK, queries_WK = whole
         # keys that more than half of the window's places, or of the text's words, may look at
-        size_W = places.patch.sum(1, keepdim=True) if piece.site.line else places.pairs.shape[1]
-        keys_WK = places.pairs.sum(1) * 2 > size_W
+        size_W = places.patch.sum(1, keepdim=True) if piece.site.line else places.token.shape[1]
+        keys_WK = queries_WK * 2 > size_W
         there_W = keys_WK.any(1)
-        row_bWHQK = shares(piece.attn, places.pairs)
-        queries_WK = places.pairs.sum(1).clamp(min=1)
-        mean_bWHK = row_bWHQK.sum(3) / queries_WK[:, None]
-        share_bWHK = ((row_bWHQK >= GIVES) & places.pairs[:, None]).sum(3).double() / queries_WK[
-            :, None
-        ]
+        queries_WK = queries_WK.clamp(min=1)
+        mean_bWHK = total_bWHK / queries_WK[:, None]
+        share_bWHK = gives_bWHK.double() / queries_WK[:, None]
         outside = ~keys_WK[:, None]
         most_bWH, key_bWH = (
             part[:, there_W] for part in mean_bWHK.masked_fill(outside, -1).max(-1)
@@ -86,8 +88,7 @@ class Sinks(OfAttention, MeanOverImages):
         if piece.site.class_token:
             self.at_class[span] += (key_bWH == 0).sum((0, 1))
 
-    def add(self, batch: HeadBatch) -> None:
-        super().add(batch)
+    def finish_batch(self, batch: HeadBatch) -> None:
         streams = batch.need("stream", self.name)
         for number, site in enumerate(self.layout.sites):
             (z, output), span = batch.writing(number, self.name), self.layout.span(number)

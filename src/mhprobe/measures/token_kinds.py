@@ -19,7 +19,6 @@ from mhprobe.measures.parts.places import (
     even_over,
     of_pairs,
     over_queries,
-    shares,
     where_site,
 )
 from mhprobe.stats.intervals import SHARE
@@ -69,12 +68,13 @@ class TokenKinds(OfKinds):
 
     def look(self, piece: Piece, batch: HeadBatch) -> None:
         places, span = piece.places, piece.span
-        row_bWHQK = shares(piece.attn, places.pairs)
+        row_bWHQK = piece.rows
         whole_1WHQK = row_bWHQK.sum(0, keepdim=True)
         even_WQK = even_over(places.pairs)
         kinds = kinds_of(piece, batch, self.threshold)
-        columns = [(kinds[kind], places.patch) for kind in KINDS] + [
-            (kinds["cls"], places.is_class)
+        asking_WQ = places.query_patch
+        columns = [(kinds[kind], asking_WQ) for kind in KINDS] + [
+            (kinds["cls"], places.class_queries)
         ]
         for column, (keys_bWQK, queries_WQ) in enumerate(columns):
             even_bWQ = (even_WQK * keys_bWQK).sum(-1)
@@ -86,7 +86,7 @@ class TokenKinds(OfKinds):
             )
             if COLUMNS[column] == self.main:
                 weight_bH = of_pairs(row_bWHQK, keys_bWQK & queries_WQ[:, :, None])
-                self.add_images(span, weight_bH, piece.counts(queries_WQ))
+                self.add_images_of(piece, weight_bH, piece.counts(queries_WQ))
 
     def finish(self) -> dict[str, Tensor]:
         queries = self.patch_queries

@@ -27,9 +27,8 @@ from mhprobe.heads import HeadSite
 from mhprobe.io.files import write
 from mhprobe.pages.html.kept import ATTENTION, MOST, NETWORK, levels
 from mhprobe.pages.live import Stored, pieces, stored
-from mhprobe.recording.looks import Query, looked_at, visible, who_looks
+from mhprobe.recording.looks import Query, looks_by_name, visible, who_looks
 from mhprobe.recording.outputs import logits_of
-from mhprobe.recording.record import record
 from mhprobe.recording.state import inspecting
 
 IMAGES = 3  # of the test split, evenly, whose attention is kept
@@ -67,8 +66,11 @@ def _keep(folder: Path, model: nn.Module, data: ImageData) -> Path:
     chosen, names = evenly(IMAGES, data.sizes["test"]), data.class_names
     batch = data.some("test", IMAGES, next(model.parameters()).device)
     layout, hidden = visible(model)  # some heads may have no weights to look at
-    recorded = record(model, batch.images, needs={"attn"}, layout=layout)
-    attn = recorded.need("attn", "attention")
+    asking = [
+        {name: who_looks(site, query) for name, query in queries(site).items()}
+        for site in layout.sites
+    ]
+    received, logits = looks_by_name(model, batch.images, layout, asking)
     titles = [f"image {image}" for image in chosen]
     if names:
         titles = [
@@ -76,7 +78,7 @@ def _keep(folder: Path, model: nn.Module, data: ImageData) -> Path:
             for title, label in zip(titles, batch.labels.tolist(), strict=True)
         ]
     if not gives_features(model):
-        taken = recorded.logits.argmax(1).tolist()
+        taken = logits.argmax(1).tolist()
         titles = [
             f"{title}, taken for {names[label]}" for title, label in zip(titles, taken, strict=True)
         ]
@@ -87,10 +89,8 @@ def _keep(folder: Path, model: nn.Module, data: ImageData) -> Path:
     arrays = {"pictures": in_colours(pictures)[0].contiguous()}
     by_query: dict[str, list[str]] = {}  # names of sites
     for number, site in enumerate(layout.sites):
-        for name, query in queries(site).items():
-            arrays[f"{name}/{site.name}"] = levels(
-                looked_at(attn[number], site, who_looks(site, query))
-            )
+        for name, looked in received[number].items():
+            arrays[f"{name}/{site.name}"] = levels(looked)
             by_query.setdefault(name, []).append(site.name)
     about = {"titles": json.dumps(titles), "queries": json.dumps(by_query), "hidden": hidden}
     return write(folder / ATTENTION, save(arrays, about))

@@ -19,6 +19,8 @@ from mhprobe.io.machine import free_memory
 COPIES: dict[Any, tuple[float, int]] = {
     "attn": (1, 1),
     "attn_grad": (1, 12),
+    "rows": (1, 1),
+    "row_slopes": (1, 12),
     "grad": (0, 12),
     "stream": (0, 3),
 }
@@ -276,6 +278,7 @@ def numbers_of(layout: HeadLayout, needs: Collection[Need], area: float = 1) -> 
     kinds |= (
         {"attn"} if "attn_grad" in kinds else set()
     )  # attention weights stand beside their slopes
+    kinds |= {"rows"} if "row_slopes" in kinds else set()
     if not all(site.attention_size for site in sites):
         return 0
     pairs = [(site, site.prefix_tokens + area * math.prod(site.token_grid)) for site in sites]
@@ -283,8 +286,13 @@ def numbers_of(layout: HeadLayout, needs: Collection[Need], area: float = 1) -> 
         site.attention_size * area if site.windows else site.num_heads * of**2 for site, of in pairs
     )
     rows = sum(site.channels * of for site, of in pairs)
+    if "attn" in kinds:  # rows are read from the matrices
+        kinds -= {"rows", "row_slopes"}
+    held = sum(min(site.attention_size * area**2, site.pairs_size * area) for site in sites)
     return rows + sum(
-        weights * of[0] + rows * of[1] for kind, of in COPIES.items() if kind in kinds
+        (held if kind in ("rows", "row_slopes") else weights) * of[0] + rows * of[1]
+        for kind, of in COPIES.items()
+        if kind in kinds
     )
 
 

@@ -4,7 +4,7 @@ It comes from recorded weights, or from rows as they pass (``recording.rows``).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -98,17 +98,25 @@ def looks(
     layout: sites that are asked. Float32, or float64 of a model in float64. UserErrors are those of
     ``recording.rows.stream``, and for weights that are no numbers.
     """
-    received: list[Tensor] = [torch.empty(0)] * len(layout.sites)
+    named = [{"": tokens} for tokens in asking]
+    return [received[""] for received in looks_by_name(model, images, layout, named)[0]]
+
+
+def looks_by_name(
+    model: nn.Module, images: Tensor, layout: HeadLayout, asking: Sequence[Mapping[str, Tensor]]
+) -> tuple[list[dict[str, Tensor]], Tensor]:
+    """Per site the attention of ``looks`` from each of its queries, by name, of one pass; and the logits (B, C)."""
+    received: list[dict[str, Tensor]] = [{} for _ in layout.sites]
 
     def take(number: int, weights: Weights) -> None:
         site = layout.sites[number]
-        share_WK = _shares(site, asking[number], weights.places(len(images)))
-        weight_bWHK = mean_rows(weights, share_WK)
-        _refuse_broken(site, weight_bWHK)
-        received[number] = _laid_out(weight_bWHK, site)
+        for name, tokens in asking[number].items():
+            share_WK = _shares(site, tokens, weights.places(len(images)))
+            weight_bWHK = mean_rows(weights, share_WK)
+            _refuse_broken(site, weight_bWHK)
+            received[number][name] = _laid_out(weight_bWHK, site)
 
-    stream(model, images, layout, take)
-    return received
+    return received, stream(model, images, layout, take)
 
 
 def _shares(site: HeadSite, asking: Tensor, places: int) -> Tensor:

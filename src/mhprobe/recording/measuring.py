@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mhprobe import ranks
+from mhprobe.backbones import backbone_of, family_of
 from mhprobe.data.batch import Batch, Walk
 from mhprobe.errors import UserError, quoted
 from mhprobe.gates import HeadGates, gates_of
@@ -20,8 +21,10 @@ from mhprobe.gates.fill import Fill
 from mhprobe.heads import Ablation, FillName, HeadBatch, HeadLayout, Need, first_sites
 from mhprobe.io.progress import progress
 from mhprobe.measures.base import Measure, MeasureWarning
+from mhprobe.measures.parts.places import OfAttention, joins, update_together
 from mhprobe.recording.checks import check_batch, check_model, numbers_of
 from mhprobe.recording.fills import find_fill
+from mhprobe.recording.meetings import meets_pairs
 from mhprobe.recording.outputs import Of
 from mhprobe.recording.record import record
 
@@ -216,7 +219,7 @@ def _feed(
         for batch in batches:
             if not (active := {key: item for key, item in measures.items() if key not in refused}):
                 break
-            needs = needs_of(active.values(), selecting) | beside
+            needs = read_as(model, active.values(), needs_of(active.values(), selecting) | beside)
             check_batch(
                 model, batch.images, batch.labels, layout
             )  # whole: a piece has as many labels as images
@@ -228,26 +231,27 @@ def _feed(
                 try:
                     heads = look(needs=needs)
                 except UserError:
-                    refused |= (unfit := _unfit(look, active, selecting))
+                    refused |= (unfit := _unfit(model, look, active, selecting))
                     active = {key: item for key, item in active.items() if key not in unfit}
                     if not unfit or not active:
                         raise
-                    heads = look(needs=(needs := needs_of(active.values(), selecting) | beside))
+                    needs = needs_of(active.values(), selecting) | beside
+                    heads = look(needs=read_as(model, active.values(), needs))
                 heads = dataclasses.replace(
                     _at_gates(heads, gates) if at_gates else heads, ends=part is parts[-1]
                 )
-                for key, item in active.items():
-                    if key in refused:
-                        continue
-                    shown = (
+                shown = {
+                    key: (
+                        item,
                         heads
                         if item.layout == layout
-                        else heads.derive(first_sites, len(item.layout.sites))
+                        else heads.derive(first_sites, len(item.layout.sites)),
                     )
-                    try:
-                        (item.select if selecting else item.update)(shown)
-                    except UserError as error:
-                        refused[key] = error
+                    for key, item in active.items()
+                    if key not in refused
+                }
+                refused |= _show_all(shown, selecting)
+                del shown
                 del heads  # or the next pass would begin beside it
             done(batch)
     except UserError as error:
@@ -267,14 +271,67 @@ def _look(model: nn.Module, batch: Batch, **options: Any) -> HeadBatch:
     return record(model, **images_of, **options)
 
 
+def _show_all(
+    shown: Mapping[str, tuple[Measure, HeadBatch]], selecting: bool
+) -> dict[str | None, UserError]:
+    """Show each measure its batch; return what was refused. Measures of attention read its rows together."""
+    together = (
+        {}
+        if selecting
+        else {
+            key: (item, batch)
+            for key, (item, batch) in shown.items()
+            if isinstance(item, OfAttention) and joins(item)
+        }
+    )
+    refused: dict[str | None, UserError] = {}
+    for key, error in update_together(together).items():
+        refused[key] = error
+    for key, (item, batch) in shown.items():
+        if key in together:
+            continue
+        try:
+            (item.select if selecting else item.update)(batch)
+        except UserError as error:
+            refused[key] = error
+    return refused
+
+
+def read_as(
+    model: nn.Module, measures: Iterable[Measure], needs: frozenset[Need]
+) -> frozenset[Need]:
+    """Needs of a record, with rows of attention in place of matrices, if all who ask read rows and the model has them.
+
+    A large site whose weights only come to be as a matrix is recorded as one.
+    """
+    instead: dict[Need, Need] = {"attn": "rows", "attn_grad": "row_slopes"}
+    back = {rows: matrices for matrices, rows in instead.items()}
+    asked, willing = frozenset[Need](), True
+    for item in measures:
+        mine = (item.needs | (item.select_needs or frozenset())) & instead.keys()
+        asked, willing = asked | mine, willing and (item.by_rows or not mine)
+    layout, backbone = gates_of(model).layout.of("head"), backbone_of(model)
+    paired = all(
+        meets_pairs(family_of(backbone).seam(backbone, site))
+        for site in layout.sites
+        if site.larger_than_pairs
+    )
+    others = needs & instead.keys() - asked  # of somebody else
+    to = instead if willing and paired and not others else back
+    return frozenset(to.get(need, need) for need in needs)
+
+
 def _unfit(
-    look: Callable[..., HeadBatch], measures: Mapping[str, Measure], selecting: bool
+    model: nn.Module,
+    look: Callable[..., HeadBatch],
+    measures: Mapping[str, Measure],
+    selecting: bool,
 ) -> dict[str | None, UserError]:
     """UserErrors of measures whose needs cannot be recorded of these images."""
     refused: dict[str | None, UserError] = {}
     for key, item in measures.items():
         try:
-            look(needs=needs_of([item], selecting))
+            look(needs=read_as(model, [item], needs_of([item], selecting)))
         except UserError as error:
             refused[key] = error
     return refused
@@ -291,6 +348,8 @@ def pieces(count: int, layout: HeadLayout, needs: Collection[Need] = ("attn",)) 
         most = min(most, max(1, int(MOST // (4 * numbers))))
         if {"attn", "attn_grad"} & {*needs}:
             most = min(most, max(LEAST, count * max(sizes) // sum(sizes)))
+        elif {"rows", "row_slopes"} & {*needs}:
+            most = min(most, LEAST)
     number = max(1, math.ceil(count / most))
     return [slice(count * i // number, count * (i + 1) // number) for i in range(number)]
 

@@ -52,9 +52,11 @@ from mhprobe.recording.outputs import (
 from mhprobe.recording.patching import Pass, patched
 from mhprobe.recording.replay import Replay
 from mhprobe.recording.state import inspecting, usable
-from mhprobe.recording.taps import Taps
+from mhprobe.recording.taps import SLOPES, Taps
 
-NEEDS = frozenset({"grad", "attn", "attn_grad", "stream", "weights", "direct"})
+NEEDS = frozenset(
+    {"grad", "attn", "attn_grad", "rows", "row_slopes", "stream", "weights", "direct"}
+)
 IMAGES = 4  # enough to count operations, which are proportional to images
 
 
@@ -78,9 +80,10 @@ def record(
     images: (B, 3, height, width), normalised; of a text (B, tokens). labels: (B,), needed for
     slopes.
     needs: "grad" for slopes along the heads, "attn" for attention weights and "attn_grad" for
-        slopes along them, "stream" for the residual stream, "weights" for each head's own, "direct"
-        for writes into the logits; an Ablation for logits under masks and a Patching for its
-        effects (more passes); a Relevance for layer-wise relevance. z is always there.
+        slopes along them, "rows" and "row_slopes" for the same to be read row by row, "stream" for
+        the residual stream, "weights" for each head's own, "direct" for writes into the logits; an
+        Ablation for logits under masks and a Patching for its effects (more passes); a Relevance
+        for layer-wise relevance. z is always there.
     valid: (B,) bool, default all True. index: (B,) positions in the split, for error messages;
     default 0, 1, ...
     objects: (B, height, width) int64, passed on. fills: replacements of masked heads, by name
@@ -120,7 +123,7 @@ def _recorded(
         None,
         None,
     )
-    slopes, layout = named & {"grad", "attn_grad"}, layout or gates_of(model).layout
+    slopes, layout = named & SLOPES, layout or gates_of(model).layout
     check_batch(model, images, labels, layout, needs)
     check_lengths(len(images), valid=valid, index=index, objects=objects)
     with (
@@ -139,6 +142,7 @@ def _recorded(
         if slopes:
             refuse_features(model, of)
             grad, attn_grad = taps.slopes(objective(logits, labels, of).sum())
+        rows = taps.read_rows()
     z, clean = _per_head(layout, taps.heads, count), Pass(images, taps.heads, logits.detach())
     relevant = {
         need: relevances(model, images, labels, need)
@@ -150,6 +154,7 @@ def _recorded(
         grad=None if grad is None else _per_head(layout, grad, count),
         attn=_per_window(taps.attn, count),
         attn_grad=_per_window(attn_grad, count),
+        rows=rows,
         stream=taps.stream,
         weights=gated_weights(taps.backbone, gates_of(model)) if "weights" in named else None,
         norms=tuple(
@@ -192,7 +197,7 @@ def _checked(
         raise UserError(
             f"record: unknown needs {sorted(unknown)}; expected some of {sorted(NEEDS)}."
         )
-    slopes = sorted(named & {"grad", "attn_grad"})
+    slopes = sorted(named & SLOPES)
     if slopes and not sloped:
         raise UserError(
             f"record: needs={slopes} takes the slope of the {of}, so it needs labels, got None."

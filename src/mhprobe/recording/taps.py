@@ -17,19 +17,22 @@ from torch import Tensor, nn
 from mhprobe.backbones import backbone_of, family_of
 from mhprobe.errors import UserError
 from mhprobe.gates.base import GateHook, gates_of
-from mhprobe.heads import HeadLayout, Stream
+from mhprobe.heads import HeadLayout, Shown, Stream, Weights
+from mhprobe.heads.attention import Paired
+from mhprobe.recording.meetings import Meetings, meets_pairs, refuse_unmet
 from mhprobe.recording.outputs import slopes_along
 
 Args = tuple[Tensor, ...]
+SLOPES = frozenset({"grad", "attn_grad", "row_slopes"})
 
 
 class Taps(contextlib.ExitStack):
     """``with Taps(model, layout, needs) as taps: model(images)``.
 
     heads: per site (rows, T, H * D), before the gate. attn: per site (rows, H, queries, keys).
-    stream: per block. Raises UserError if ``needs`` asks for attention weights or a residual stream
-    that the model does not have, and in a wrapper that does not run its backbone once, on the whole
-    batch.
+    read_rows: per site its attention weights, to be read row by row. stream: per block. Raises UserError
+    if ``needs`` asks for attention weights or a residual stream that the model does not have, and
+    in a wrapper that does not run its backbone once, on the whole batch.
     """
 
     def __init__(self, model: nn.Module, layout: HeadLayout, needs: Collection[str]) -> None:
@@ -46,9 +49,16 @@ class Taps(contextlib.ExitStack):
             )
         self.heads: list[Tensor] = [torch.empty(0)] * len(layout.sites)
         self._gated = list(self.heads)
-        self.attn = (
-            self.heads[: len(layout.of("head").sites)] if self.needs & {"attn", "attn_grad"} else []
-        )
+        if "row_slopes" in self.needs and "attn" in self.needs:
+            self.needs |= {"attn_grad"}  # matrices are there anyway
+        sites = len(layout.of("head").sites)
+        self.attn = self.heads[:sites] if self.needs & {"attn", "attn_grad"} else []
+        self.by_rows = bool(self.needs & {"rows", "row_slopes"})
+        # weights of the sites that are met as queries and keys, and of the others
+        self._pairs: dict[int, Paired] = {}
+        self._shown: dict[int, Tensor] = {}
+        self._results: dict[int, Tensor] = {}  # of attention, of the former
+        self._slopes: dict[int, Tensor] = {}
         self._stream: list[dict[str, Tensor]] = (
             [{} for _ in layout.blocks] if "stream" in self.needs else []
         )
@@ -74,13 +84,71 @@ class Taps(contextlib.ExitStack):
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None]:
         """Slopes of the scalar ``of`` along gated heads, and along attention or None.
 
-        again: keep the graph.
+        again: keep the graph. Slopes along rows are kept with them.
         """
-        along = [*self._gated, *self.attn] if "attn_grad" in self.needs else self._gated
-        gradients = slopes_along(of, along, again)
-        return gradients[: len(self._gated)], gradients[len(self._gated) :] or None
+        attn = self.attn if "attn_grad" in self.needs else []
+        rows = {**self._results, **self._shown} if "row_slopes" in self.needs else {}
+        gradients = iter(slopes_along(of, [*self._gated, *attn, *rows.values()], again))
+        of_heads = tuple(next(gradients) for _ in self._gated)
+        of_attn = tuple(next(gradients) for _ in attn)
+        self._slopes = {number: next(gradients) for number in rows} or dict(enumerate(of_attn))
+        return of_heads, of_attn or None
+
+    def read_rows(self) -> tuple[Weights, ...] | None:
+        """Attention weights of each site, behind the pass; None if they were not asked.
+
+        Raises UserError for a site whose weights did not come by.
+        """
+        if not self.by_rows:
+            return None
+        shown = dict(enumerate(self.attn)) or self._shown
+        layout = self.layout.of("head")
+        met = [number in self._pairs or number in shown for number in range(len(layout.sites))]
+        refuse_unmet(layout, met)
+        return tuple(
+            self._pairs[number].sloped(self._slopes.get(number))
+            if number in self._pairs
+            else Shown(shown[number], self._slopes.get(number))
+            for number in range(len(layout.sites))
+        )
+
+    def _tap_rows(self) -> None:
+        """Meet the queries and keys of sites that have more weights than those, and the weights of others."""
+        seams = {
+            number: self.family.seam(self.backbone, site)
+            for number, site in enumerate(self.layout.sites)
+            if site.kind == "head"
+        }
+        pairs = {
+            number: seam
+            for number, seam in seams.items()
+            if self.layout.sites[number].larger_than_pairs and meets_pairs(seam)
+        }
+        sloped = "row_slopes" in self.needs
+        through = self._result if sloped else None
+        self.enter_context(Meetings(self.layout, pairs, self._meets, through))
+        for number, seam in seams.items():
+            if number not in pairs:
+                keep = functools.partial(_keeps, self._shown, number, sloped)
+                self.enter_context(seam.watched(keep))
+
+    def _meets(self, number: int, weights: Weights) -> None:
+        if number in self._pairs or number in self._shown:
+            raise self.several("twice or more for one batch")
+        if isinstance(weights, Paired):
+            self._pairs[number] = weights.kept("row_slopes" in self.needs)
+        else:
+            self._shown[number] = weights.parts()[0]
+
+    def _result(self, number: int, result: Tensor) -> Tensor:
+        """Begin a graph at the result of attention, if nothing upstream is trainable."""
+        begun = result if result.requires_grad else result.detach().requires_grad_()
+        self._results[number] = begun
+        return begun
 
     def _tap_sites(self) -> None:
+        if self.by_rows and not self.attn:
+            self._tap_rows()
         for number, site in enumerate(self.layout.sites):
             seam, bind = self.family.seam(self.backbone, site), functools.partial
             strange = [
@@ -88,7 +156,7 @@ class Taps(contextlib.ExitStack):
                 for hook in seam.point._forward_pre_hooks.values()
                 if not isinstance(hook, GateHook)
             ]
-            after = bind(_keeps, self._gated, number, bool(self.needs & {"grad", "attn_grad"}))
+            after = bind(_keeps, self._gated, number, bool(self.needs & SLOPES))
             before = bind(self._before_gate, number)
             self.enter_context(seam.point.register_forward_pre_hook(before, prepend=True))
             if strange:
@@ -164,7 +232,13 @@ def _leaves(places: dict[str, Tensor], _module: nn.Module, _args: Args, out: Any
     places["after"] = output.detach().flatten(1, -2)
 
 
-def _keeps(into: list[Tensor], number: int, wanted: bool, _module: nn.Module, args: Args) -> Args:
+def _keeps(
+    into: list[Tensor] | dict[int, Tensor],
+    number: int,
+    wanted: bool,
+    _module: nn.Module,
+    args: Args,
+) -> Args:
     """Keep a tensor, in a graph, which begins here if nothing upstream is trainable."""
     into[number] = args[0] if args[0].requires_grad else args[0].detach().requires_grad_(wanted)
     return (into[number], *args[1:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import pickle
 
 import pytest
@@ -293,3 +294,75 @@ def test_a_misspelt_training_of_timm_is_answered_with_the_nearest():
         match=r"no weights 'augreg_in2k' of vit_base_patch16_224; did you mean augreg_in21k\? it has",
     ):
         build("vit_base_patch16_224.augreg_in2k")
+
+
+SMALL = dict(
+    hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=32, patch_size=4
+)
+ONE_ROW = dict(depth=2, hidden_size=24, num_heads=3, intermediate_size=32, out_hidden_size=24)
+DECODER = dict(
+    decoder_hidden_size=24,
+    decoder_num_attention_heads=3,
+    decoder_num_hidden_layers=1,
+    decoder_intermediate_size=32,
+)
+REFUSED_TOWERS = {
+    "ViTMAEModel": ("vit_mae", "ViTMAEConfig", {**SMALL, **DECODER, "image_size": 16}),
+    "Siglip2VisionModel": ("siglip2", "Siglip2VisionConfig", {**SMALL, "num_patches": 16}),
+    "Qwen2_5_VisionTransformerPretrainedModel": ("qwen2_5_vl", "Qwen2_5_VLVisionConfig", ONE_ROW),
+    "Qwen3VLVisionModel": (
+        "qwen3_vl",
+        "Qwen3VLVisionConfig",
+        {**ONE_ROW, "deepstack_visual_indexes": [0]},
+    ),
+    "VJEPA2Model": (
+        "vjepa2",
+        "VJEPA2Config",
+        dict(
+            **dict(patch_size=4, crop_size=16, frames_per_clip=2, hidden_size=24),
+            **dict(num_hidden_layers=2, num_attention_heads=3),
+            **dict(pred_hidden_size=24, pred_num_attention_heads=3, pred_num_hidden_layers=1),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_TOWERS)
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_tower_whose_tokens_have_no_fixed_place_is_refused_by_name_and_reason(name, inside):
+    pytest.importorskip("transformers")
+    package, config, settings = REFUSED_TOWERS[name]
+    where = f"transformers.models.{package}"
+    made = getattr(importlib.import_module(f"{where}.configuration_{package}"), config)(**settings)
+    tower = getattr(importlib.import_module(f"{where}.modeling_{package}"), name)(made)
+    model = nn.Sequential(tower) if inside else tower
+    with pytest.raises(UserError, match=f"^{name}: mhprobe does not find its heads: it ") as error:
+        mhprobe.attach(model)
+    assert "\n" not in str(error.value)
+
+
+def test_weights_of_a_refused_vitmae_are_those_of_a_vit():
+    transformers = pytest.importorskip("transformers")
+    settings = {**SMALL, "image_size": 16}
+    torch.manual_seed(0)
+    mae = transformers.ViTMAEModel(transformers.ViTMAEConfig(**settings, **DECODER))
+    vit = transformers.ViTModel(transformers.ViTConfig(**settings), add_pooling_layer=False).eval()
+    vit.load_state_dict(mae.state_dict())
+    assert mhprobe.attach(vit).layout.num_heads == 6
+    assert mhprobe.record(vit, torch.randn(2, 3, 16, 16), needs={"rows"}).z[0].shape[:2] == (2, 17)
+
+
+def test_a_whole_vision_language_model_is_probed_by_its_tower():
+    transformers = pytest.importorskip("transformers")
+    sizes = {name: value for name, value in SMALL.items() if name != "patch_size"}
+    made = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(**SMALL, image_size=16),
+        text_config=transformers.LlamaConfig(vocab_size=32, num_key_value_heads=3, **sizes),
+    )
+    torch.manual_seed(0)
+    whole = transformers.LlavaForConditionalGeneration(made).eval()
+    layout = mhprobe.attach(whole).layout
+    tower = whole.model.vision_tower
+    assert layout == mhprobe.attach(tower).layout and layout.num_heads == 6
+    seen = mhprobe.attention(tower, torch.randn(2, 3, 16, 16), query="class")
+    assert seen.shape == (2, 6, 4, 4) and seen.std() > 0

@@ -145,11 +145,11 @@ def test_maps_are_made_of_one_image_after_the_other_and_are_those_of_all_togethe
         images=images, labels=torch.tensor([2, 0, 1])
     )
     kind = GradientRollout(target="label")
-    weights = GradientRollout.weights
+    rows = GradientRollout.rows
     monkeypatch.setattr(
         GradientRollout,
-        "weights",
-        lambda self, *asked: (shown.append(len(asked[1])), weights(self, *asked))[1],
+        "rows",
+        lambda self, *asked: (shown.append(len(asked[1])), rows(self, *asked))[1],
     )
     maps = (
         gallery(model, data, [0, 1, 2], {"kind": kind}, score=False)

@@ -63,7 +63,7 @@ def test_rows_as_they_pass_give_what_recorded_weights_give(build, query, monkeyp
 
     before, seen = fused(), []
     model.register_forward_hook(lambda *_: seen.append(fused()))
-    monkeypatch.setattr("mhprobe.recording.rows.CHUNK", 100)
+    monkeypatch.setattr("mhprobe.heads.attention.CHUNK", 100)
     for number, site in enumerate(layout.sites):
         expected = looked_at(recorded[number], site, who_looks(site, query))
         heads = [(number, head) for head in range(site.num_heads)]
@@ -82,7 +82,7 @@ def test_of_one_query_no_block_has_all_its_weights(monkeypatch):
             mhprobe.attention(model, images_for(model, 1), query=query)
         largest[query] = seen.numbers
     assert largest["class"] < 257 * 257
-    monkeypatch.setattr("mhprobe.recording.rows.CHUNK", 30_000)
+    monkeypatch.setattr("mhprobe.heads.attention.CHUNK", 30_000)
     with Largest() as seen:
         mhprobe.attention(model, images_for(model, 1), query="mean")
     assert seen.numbers < 257 * 257 < largest["mean"]

@@ -29,13 +29,13 @@ def test_a_name_of_timms_with_weights_of_any_training(tmp_path):
     assert not torch.equal(untrained(images), model(images))
 
 
-def test_images_are_made_smaller_where_their_own_size_would_take_minutes(monkeypatch):
-    monkeypatch.setattr(module, "MOST", 1_000_000)
+def test_images_keep_the_size_of_the_network_and_a_large_one_says_what_is_quicker(monkeypatch):
+    monkeypatch.setattr(module, "MANY", 1_000_000)
     found = chosen("vit_tiny_patch16_224", "random", None)
-    assert found.spec["size"] == (192, 192)
-    assert any("Images are 192 pixels wide and not 224" in note for note in found.notes)
+    assert found.spec["size"] == (224, 224)
+    assert any("of 224 pixels has 1 million" in note for note in found.notes)
     assert any("untrained" in note for note in found.notes)
-    monkeypatch.setattr(module, "MOST", 10_000_000)
+    monkeypatch.setattr(module, "MANY", 10_000_000)
     assert chosen("vit_tiny_patch16_224", "random").notes == (
         "It is untrained: its weights are random.",
     )

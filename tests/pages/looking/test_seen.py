@@ -81,6 +81,41 @@ def test_queries_are_averaged_over_fields_and_prefix_tokens_are_not():
     assert (read[:, 0] - whole[:, 0]).abs().max() < whole.max() / 63
 
 
+@pytest.mark.parametrize("make", [tiny_vit, tiny_registers, tiny_swin])
+def test_rows_that_are_averaged_as_they_pass_are_those_of_whole_matrices(make, monkeypatch):
+    model = make()
+    layout = attach(model).layout
+    side = 18 if make is tiny_swin else 16
+    image = torch.randn(1, 3, side, side)
+    whole = attention_of_image(model, image)
+    monkeypatch.setattr("mhprobe.heads.attention.CHUNK", 50)  # a few queries at a time
+    for field in (2, 4):
+        form = Form(63, field)
+        averaged = attention_of_image(model, image, field)
+        for site, mine, theirs in zip(layout.sites, averaged, whole, strict=True):
+            assert (mine.shape[2] < theirs.shape[2]) == (site.windows is None)
+            expected = seen._rows(theirs, site, field)
+            torch.testing.assert_close(mine, expected, rtol=0, atol=1e-6)
+        read = [unpacked(packed(of, layout, form), layout, form) for of in (averaged, whole)]
+        for mine, theirs in zip(*read, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=0.04)
+
+
+def test_a_form_that_cannot_fit_is_not_tried(monkeypatch):
+    model, tried = tiny_vit(), []
+    attend = seen.attention_of_image
+
+    def watched(model, image, field=1):
+        tried.append(field)
+        return attend(model, image, field)
+
+    monkeypatch.setattr(seen, "attention_of_image", watched)
+    form, pack = fitting(model, torch.randn(1, 3, 16, 16), images=1000, room=100)
+    assert form == seen.FORMS[-1] and pack and tried == [seen.FORMS[-1].field]
+    fitting(model, torch.randn(1, 3, 16, 16), images=1, room=10**6)  # negative control
+    assert tried[1:] == [1]
+
+
 def test_the_finest_form_that_has_room_is_taken_then_images_are_left_out(monkeypatch):
     model = tiny_vit()
     layout = attach(model).layout
@@ -88,8 +123,8 @@ def test_the_finest_form_that_has_room_is_taken_then_images_are_left_out(monkeyp
     attention = attention_of_image(model, images[:1])
     sizes = [len(packed(attention, layout, Form(*form))) for form in seen.FORMS]
     assert sizes == sorted(sizes, reverse=True) and sizes[0] > 1.5 * sizes[2]
-    assert fitting(attention, layout, 6, 6 * sizes[0]) == seen.FORMS[0]
-    assert fitting(attention, layout, 6, 6 * sizes[2]) == seen.FORMS[2]
+    assert fitting(model, images[:1], 6, 6 * sizes[0])[0] == seen.FORMS[0]
+    assert fitting(model, images[:1], 6, 6 * sizes[2])[0] == seen.FORMS[2]
     monkeypatch.setattr(seen, "ROOM", 3 * sizes[-1] + sizes[-1] // 2)
     begun, done = [], []
     form, packs = all_packed(

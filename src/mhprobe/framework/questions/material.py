@@ -203,12 +203,13 @@ class Material(Subject):
         try:
             model = self.twin() if control and self.twin else self.model
             label = f"{CONTROL}, " if control else ""
-            seen = [
-                self.about(name).needs for name, of in self.measurements.columns if of == control
-            ]
-            # a model that records attention computes it in another order: later passes do, too
-            beside: frozenset[Need] = frozenset(
-                {"attn"} if any({"attn", "attn_grad"} & set(n) for n in seen) else ()
+            seen = [self.about(name) for name, of in self.measurements.columns if of == control]
+            # a model that records attention computes in other pieces, or in another order: later
+            # passes do, too
+            beside = frozenset[Need](
+                "rows" if item.by_rows else "attn"
+                for item in seen
+                if {"attn", "attn_grad"} & set(item.needs)
             )
             columns, refused = look(
                 model, group, self.data, "test", label, self.slopes_of, self.first, beside

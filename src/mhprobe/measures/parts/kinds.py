@@ -15,8 +15,7 @@ from torch.nn.functional import pad
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
-from mhprobe.measures.parts.image_sums import MeanOverImages
-from mhprobe.measures.parts.places import OfAttention, Piece, places_of
+from mhprobe.measures.parts.places import MeanOfAttention, Piece, Places, places_alone, places_of
 
 DIRECTIONS = {
     "above": (-1, 0),
@@ -37,7 +36,7 @@ KINDS = (
 )
 
 
-class OfKinds(OfAttention, MeanOverImages):
+class OfKinds(MeanOfAttention):
     """Base of measures that tell kinds of keys apart.
 
     UserError for a threshold that is not above 0.
@@ -77,37 +76,44 @@ def kinds_of(piece: Piece, batch: HeadBatch, threshold: float) -> dict[str, Tens
     )
     loud_bWK = loud_bT[:, token.clamp(min=0)] & (token >= 0)
     return {
-        **_fixed(site, piece.attn.device),
+        **(
+            fixed(site, piece.places)
+            if piece.places.queries is not None
+            else _whole(places_alone(site), piece.attn.device)
+        ),
         "high_norm": piece.places.pairs & loud_bWK[:, :, None],
     }
 
 
-@functools.lru_cache(maxsize=256)
-def _fixed(site: HeadSite, device: torch.device) -> dict[str, Tensor]:
-    """Kinds that depend on the grid alone, each (1, W, Q, K)."""
+@functools.lru_cache(maxsize=64)
+def _whole(site: HeadSite, device: torch.device) -> dict[str, Tensor]:
     with torch.inference_mode(False):
-        places = places_of(site, device)
-        token, pairs, patches = places.token, places.pairs, places.patch_pairs
-        step_down, step_across = places.steps.unbind(-1)
-        down, across = step_down.abs(), step_across.abs()
-        directions = {
-            n: patches & (step_down == y) & (step_across == x) for n, (y, x) in DIRECTIONS.items()
-        }
-        last = torch.tensor(site.token_grid, device=device) - 1
-        rim_WK = ((places.cell == 0) | (places.cell == last)).any(-1) & places.patch
-        first_WK = places.is_class if site.class_token else torch.zeros_like(places.patch)
-        register_WK = (token >= 0) & ~places.patch & ~first_WK
-        tables = {
-            "cls": pairs & first_WK[:, None],
-            "registers": pairs & register_WK[:, None],
-            "self": pairs & torch.eye(token.shape[1], dtype=torch.bool, device=device),
-            "neighbours": patches & (down + across == 1),
-            **directions,
-            "same_row": patches & (down == 0) & (across > 0),
-            "same_column": patches & (across == 0) & (down > 0),
-            "border": pairs & rim_WK[:, None],
-        }
-        return {kind: table[None] for kind, table in tables.items()}
+        return fixed(site, places_of(site, device))
+
+
+def fixed(site: HeadSite, places: Places) -> dict[str, Tensor]:
+    """Kinds that depend on the grid alone, each (1, W, Q, K)."""
+    token, pairs, patches = places.token, places.pairs, places.patch_pairs
+    step_down, step_across = places.steps.unbind(-1)
+    down, across = step_down.abs(), step_across.abs()
+    directions = {
+        n: patches & (step_down == y) & (step_across == x) for n, (y, x) in DIRECTIONS.items()
+    }
+    last = torch.tensor(site.token_grid, device=token.device) - 1
+    rim_WK = ((places.cell == 0) | (places.cell == last)).any(-1) & places.patch
+    first_WK = places.is_class if site.class_token else torch.zeros_like(places.patch)
+    register_WK = (token >= 0) & ~places.patch & ~first_WK
+    tables = {
+        "cls": pairs & first_WK[:, None],
+        "registers": pairs & register_WK[:, None],
+        "self": pairs & places.itself,
+        "neighbours": patches & (down + across == 1),
+        **directions,
+        "same_row": patches & (down == 0) & (across > 0),
+        "same_column": patches & (across == 0) & (down > 0),
+        "border": pairs & rim_WK[:, None],
+    }
+    return {kind: table[None] for kind, table in tables.items()}
 
 
 def high_norm(patches_bTC: Tensor, threshold: float = 3.0) -> Tensor:

@@ -12,16 +12,20 @@ head.
 """
 
 import functools
+import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mhprobe.heads import HeadBatch, HeadLayout, HeadSite, Need
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadBatch, HeadLayout, HeadSite, Need, Weights
 from mhprobe.measures.base import Measure
+from mhprobe.measures.parts.image_sums import MeanOverImages
 
 # float64 numbers in a piece of attention, whatever the batch size
 _CPU_PIECE = (
@@ -30,22 +34,73 @@ _CPU_PIECE = (
 _GPU_PIECE = 2**24  # 128 MiB: few launches
 
 
-class Places(NamedTuple):
-    """The tables of one site.
+class Places:
+    """The tables of one site, or of some of its queries (``of``); tables over pairs come to be when they are read.
 
     token: (W, K) index into T, prefix first, -1 for padding. cell: (W, K, 2) int64 row and column
-    of the grid, 0 where no grid token stands. patch: (W, K) bool, a grid token. pairs: (W, Q, K)
-    bool, may attend to each other.
-    patch_pairs: (W, Q, K) bool, such pairs of grid tokens. distance: (W, Q, K) float64 in input
-    pixels, 0 but for pairs of grid tokens.
+    of the grid, 0 where no grid token stands. patch: (W, K) bool, a grid token. These are of keys;
+    query_token, query_cell, query_patch: the same of queries, (W, Q). pairs: (W, Q, K) bool, may
+    attend to each other. patch_pairs: (W, Q, K) bool, such pairs of grid tokens. distance: (W, Q,
+    K) float64 in input pixels, 0 but for pairs of grid tokens.
     """
 
-    token: Tensor
-    cell: Tensor
-    patch: Tensor
-    pairs: Tensor
-    patch_pairs: Tensor
-    distance: Tensor
+    def __init__(
+        self, token: Tensor, cell: Tensor, patch: Tensor, region: Tensor, pixels: Tensor
+    ) -> None:
+        """Keep what the tables are made of.
+
+        region: (W, K) numbers, NaN for padding; equal ones attend to each other. pixels: (2,).
+        """
+        self.token, self.cell, self.patch = token, cell, patch
+        self.region, self.pixels = region, pixels
+        self.queries: Tensor | None = None
+
+    def of(self, queries: Tensor) -> "Places":
+        """Return the tables of some queries, places of a window: (q,)."""
+        some = Places(self.token, self.cell, self.patch, self.region, self.pixels)
+        some.queries = queries
+        return some
+
+    def parts(self) -> Iterator["Places"]:
+        """The same tables of a few queries at a time."""
+        windows, keys = self.token.shape
+        for some in torch.arange(keys, device=self.token.device).split(
+            max(1, _CPU_PIECE // (windows * keys))
+        ):
+            yield self.of(some)
+
+    def _of_queries(self, values: Tensor) -> Tensor:
+        return values if self.queries is None else values[:, self.queries]
+
+    @property
+    def query_token(self) -> Tensor:
+        return self._of_queries(self.token)
+
+    @property
+    def query_cell(self) -> Tensor:
+        return self._of_queries(self.cell)
+
+    @property
+    def query_patch(self) -> Tensor:
+        return self._of_queries(self.patch)
+
+    @functools.cached_property
+    def pairs(self) -> Tensor:
+        return self._of_queries(self.region)[:, :, None] == self.region[:, None]
+
+    @functools.cached_property
+    def patch_pairs(self) -> Tensor:
+        return self.pairs & self.query_patch[:, :, None] & self.patch[:, None]
+
+    @functools.cached_property
+    def distance(self) -> Tensor:
+        return (self.steps.double() * self.pixels).norm(dim=-1) * self.patch_pairs
+
+    @functools.cached_property
+    def itself(self) -> Tensor:
+        """(Q, K) bool: the key is the query."""
+        place_K = torch.arange(self.token.shape[1], device=self.token.device)
+        return (place_K if self.queries is None else self.queries)[:, None] == place_K
 
     @property
     def is_class(self) -> Tensor:
@@ -53,9 +108,14 @@ class Places(NamedTuple):
         return (self.token == 0) & ~self.patch
 
     @property
+    def class_queries(self) -> Tensor:
+        """(W, Q) bool: the same of queries."""
+        return self._of_queries(self.is_class)
+
+    @property
     def steps(self) -> Tensor:
         """(W, Q, K, 2) rows and columns from the query to the key; any numbers where no grid token stands."""
-        return self.cell[:, None] - self.cell[:, :, None]
+        return self.cell[:, None] - self.query_cell[:, :, None]
 
     def offsets(self, reach: tuple[int, int]) -> Tensor:
         """(W, Q, K) number of each step among those of ``reach_of``; any number where no grid token stands."""
@@ -63,30 +123,40 @@ class Places(NamedTuple):
         return (down + reach[0] // 2) * reach[1] + across + reach[1] // 2
 
 
-@functools.lru_cache(maxsize=256)
 def places_of(site: HeadSite, device: torch.device) -> Places:
-    """The tables of a site, made once per site and device."""
+    """The tables of a site, made once for all sites with the same places."""
+    return _places_of(places_alone(site), device)
+
+
+def places_alone(site: HeadSite) -> HeadSite:
+    """Return a site that is equal for all sites with the same places."""
+    return replace(site, name="", stage=0, block=0, num_heads=1, head_dim=1, pooled=False)
+
+
+@functools.lru_cache(maxsize=64)
+def _places_of(site: HeadSite, device: torch.device) -> Places:
     with torch.inference_mode(False):  # cached: must be usable outside too
-        token, pairs = site.places(), site.support()
+        token, region = site.places(), site.regions()
         patch = token >= site.prefix_tokens
         raster = (token - site.prefix_tokens).clamp(min=0)
         cell = torch.stack([raster // site.token_grid[1], raster % site.token_grid[1]], -1)
-        patch_pairs = pairs & patch[:, :, None] & patch[:, None, :]
-        steps = (cell[:, :, None] - cell[:, None, :]).double() * torch.tensor(
-            site.pixels, dtype=torch.float64
-        )
-        distance = steps.norm(dim=-1) * patch_pairs
-        return Places(
-            *(table.to(device) for table in (token, cell, patch, pairs, patch_pairs, distance))
-        )
+        pixels = torch.tensor(site.pixels, dtype=torch.float64)
+        return Places(*(table.to(device) for table in (token, cell, patch, region, pixels)))
 
 
-@functools.lru_cache(maxsize=256)
 def reach_of(site: HeadSite) -> tuple[int, int]:
     """Offsets (Y, X) between patches that may attend to each other; the middle is the query.
 
     More if windows wrap.
     """
+    return _reach_of(places_alone(site))
+
+
+@functools.lru_cache(maxsize=64)
+def _reach_of(site: HeadSite) -> tuple[int, int]:
+    if site.windows is None:
+        height, width = site.token_grid
+        return 2 * height - 1, 2 * width - 1
     places = places_of(site, torch.device("cpu"))
     down, across = (
         (places.steps.abs() * places.patch_pairs[..., None]).flatten(0, 2).amax(0).tolist()
@@ -104,8 +174,9 @@ def places_in(site: HeadSite, attn: Tensor) -> Places:
         .expand(words_bT.shape)
         .masked_fill(~words_bT, -1)
     )
-    cell, pairs = token.new_zeros(*token.shape, 2), words_bT[:, :, None] & words_bT[:, None]
-    return Places(token, cell, words_bT, pairs, pairs, pairs.new_zeros(pairs.shape).double())
+    region = torch.zeros_like(token).double().masked_fill(~words_bT, torch.nan)
+    cell = token.new_zeros(*token.shape, 2)
+    return Places(token, cell, words_bT, region, torch.zeros(2).to(region))
 
 
 def words_of(attn: Tensor) -> Tensor:
@@ -119,15 +190,61 @@ def real_tokens(name: str, batch: HeadBatch, number: int, site: HeadSite) -> Ten
     name: of the measure.
     """
     if site.line:
-        return words_of(batch.need("attn", name)[number][batch.valid]).double()
+        attention = Attention(batch.weights_of(number, name), len(batch.valid))
+        (valid,) = batch.valid.nonzero(as_tuple=True)
+        return words_of(attention.at(valid)).double()
     return torch.ones_like(batch.z[number][batch.valid, :, 0, 0], dtype=torch.float64)
 
 
-class Piece(NamedTuple):
-    """The attention of one site on some valid images of a batch.
+class Attention:
+    """Attention of one site on the images of a batch: windows are apart from images.
+
+    shape: (B, W, H, Q, K). device: where it is.
+    """
+
+    def __init__(self, weights: Weights, images: int) -> None:
+        rows, *others = weights.shape
+        self.weights, self.device = weights, weights.device
+        self.shape = (images, rows // images, *others)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def of(self, images: Tensor) -> "Attention":
+        """Return the attention of some images (b,), in any order."""
+        windows = torch.arange(self.shape[1], device=images.device)
+        rows = (images[:, None] * self.shape[1] + windows).flatten().to(self.device)
+        parts = [part[rows] for part in self.weights.parts()]
+        return Attention(self.weights.of(parts), len(images))
+
+    def all(self, queries: Tensor | None = None) -> Tensor:
+        """(B, W, H, q, K) as of ``at``, of all images."""
+        return self.at(torch.arange(len(self), device=self.device), queries)
+
+    def at(self, images: Tensor, queries: Tensor | None = None) -> Tensor:
+        """(b, W, H, q, K) float64 of images (b,) and queries (q,), ascending; None for all queries."""
+        return self._read(self.weights.at, images, queries)
+
+    def slopes_at(self, images: Tensor, queries: Tensor | None = None) -> Tensor:
+        """(b, W, H, q, K) float64 slopes along it."""
+        return self._read(self.weights.slopes_at, images, queries)
+
+    def _read(self, read: Callable[..., Tensor], images: Tensor, queries: Tensor | None) -> Tensor:
+        windows, device = self.shape[1], self.device
+        rows = (images[:, None] * windows + torch.arange(windows, device=images.device)).flatten()
+        if queries is None:
+            queries = torch.arange(self.shape[3], device=device)
+        found = read(rows.to(device), queries, torch.float64)
+        return found.unflatten(0, (len(images), windows))
+
+
+@dataclass(eq=False)
+class Piece:
+    """The attention of one site on some valid images of a batch, and there of some queries.
 
     number, span: of the site, and its heads. images: (b,) indices in the batch. counted: the same
-    among its valid images. attn: (b, W, H, Q, K) float64; of texts (1, b, ...).
+    among its valid images. attn: (b, W, H, Q, K) float64; of texts (1, b, ...). places: of these
+    queries. give_slopes: for ``slopes``. ends: True behind the last queries of the images.
     """
 
     number: int
@@ -137,6 +254,30 @@ class Piece(NamedTuple):
     images: Tensor
     counted: Tensor
     attn: Tensor
+    give_slopes: Callable[[], Tensor] | None = None
+    ends: bool = True
+
+    @functools.cached_property
+    def slopes(self) -> Tensor:
+        """(b, W, H, Q, K) slopes along ``attn``; of texts (1, b, ...)."""
+        assert self.give_slopes is not None  # of a batch
+        slopes = self.give_slopes()
+        return slopes.transpose(0, 1) if self.site.line else slopes
+
+    @functools.cached_property
+    def rows(self) -> Tensor:
+        """``shares`` over all keys that a query may attend to."""
+        return shares(self.attn, self.places.pairs)
+
+    @functools.cached_property
+    def patch_rows(self) -> Tensor:
+        """``shares`` over patches, of patches."""
+        return shares(self.attn, self.places.patch_pairs)
+
+    @functools.cached_property
+    def favourites(self) -> Tensor:
+        """``of_largest`` among patches, of patches."""
+        return of_largest(self.attn, self.places.patch_pairs)
 
     def of_images(self, values: Tensor, queries: Tensor) -> Tensor:
         """(b, H) sum over windows and those queries (W, Q) bool of (b, W, H, Q) values.
@@ -164,31 +305,64 @@ class OfTokens(Measure):
 
 
 class OfAttention(Measure):
-    """Base of measures of attention.
+    """Base of measures of attention. It comes in pieces: some images, and of a large grid some of their queries.
 
     texts: True if it needs no grid and counts queries; others refuse texts.
     """
 
     needs: frozenset[Need] = frozenset({"attn"})
+    by_rows = True
     texts: ClassVar[bool] = False
     empty = "the network has no class token"  # see of_class
 
+    def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
+        super().__init__(layout, **kwargs)
+        self.partial: dict[str, Tensor] = {}  # sums over the queries of images that have more
+
     def add(self, batch: HeadBatch) -> None:
+        self.begin(batch)
         for piece in attention(self.name, self.layout.of("head"), batch, self.texts):
             self.look(piece, batch)
+        self.finish_batch(batch)
+
+    def begin(self, batch: HeadBatch) -> None:
+        """Check a batch, before its pieces. UserError if it lacks something."""
 
     @abstractmethod
     def look(self, piece: Piece, batch: HeadBatch) -> None:
-        """Add some images' attention in one site to the sums."""
+        """Add some images' attention in one site to the sums.
+
+        What is no sum over queries, as a square, waits for all of them: see ``whole``.
+        """
+
+    def finish_batch(self, batch: HeadBatch) -> None:
+        """Add what is no attention to the sums, behind the pieces of a batch."""
+
+    def reset(self) -> None:
+        super().reset()
+        self.partial = {}
+
+    def whole(self, piece: Piece, *parts: Tensor) -> tuple[Tensor, ...] | None:
+        """Sums of each part over all queries of the piece's images; None before the last of them.
+
+        parts: of this piece's queries, the same number of them each time.
+        """
+        sums = tuple(
+            part if name not in self.partial else self.partial[name] + part
+            for name, part in ((str(number), part) for number, part in enumerate(parts))
+        )
+        self.partial = {} if piece.ends else {str(n): part for n, part in enumerate(sums)}
+        return sums if piece.ends else None
 
     def per_site(self, fact: Callable[[HeadSite, Places], Tensor | float]) -> Tensor:
-        """(A,) float64: a fact about each site, for each of its heads."""
-        pairs = [(site, fact(site, places_of(site, self.device))) for site in self.layout.sites]
-        facts = [
-            torch.as_tensor(value, dtype=torch.float64, device=self.device) for _, value in pairs
-        ]
+        """(A,) float64: a fact about the places of each site, for each of its heads."""
+        known: dict[HeadSite, Tensor] = {}
+        for site in map(places_alone, self.layout.sites):
+            if site not in known:
+                value = fact(site, places_of(site, self.device))
+                known[site] = torch.as_tensor(value, dtype=torch.float64, device=self.device)
         return torch.cat(
-            [value.expand(site.num_heads) for (site, _), value in zip(pairs, facts, strict=True)]
+            [known[places_alone(site)].expand(site.num_heads) for site in self.layout.sites]
         )
 
     @property
@@ -201,47 +375,121 @@ class OfAttention(Measure):
         return where_site(self.layout, total / self.images, lambda site: site.class_token)
 
 
+def joins(measure: OfAttention) -> bool:
+    """Return True if a measure may share its pieces with others: of a grid, and with no way of its own."""
+    own = type(measure)
+    plain = own.add is OfAttention.add and own.update is Measure.update
+    return plain and not any(site.line for site in measure.layout.sites)
+
+
+def _look(piece: Piece, measure: OfAttention, batch: HeadBatch) -> None:
+    measure.look(piece, batch)
+
+
+def update_together(
+    shown: Mapping[str, tuple[OfAttention, HeadBatch]],
+) -> dict[str, UserError]:
+    """Update measures that ``joins`` allows; each row of attention is made once for all of them.
+
+    shown: by key a measure and its batch; all batches are of the same pass. Returns the UserErrors.
+    """
+    refused: dict[str, UserError] = {}
+    if not shown:
+        return refused
+
+    def each(step: Callable[[OfAttention, HeadBatch], None]) -> None:
+        for key, (item, batch) in shown.items():
+            if key not in refused:
+                try:
+                    step(item, batch)
+                except UserError as error:
+                    refused[key] = error
+
+    first, batch = next(iter(shown.values()))
+    if batch.valid.any():
+        with torch.no_grad(), torch.autocast(batch.valid.device.type, enabled=False):
+            each(lambda item, batch: item.begin(batch))
+            try:
+                for piece in attention(first.name, first.layout.of("head"), batch):
+                    each(functools.partial(_look, piece))
+            except UserError as error:
+                return dict.fromkeys(shown, error)
+            each(lambda item, batch: item.finish_batch(batch))
+    for item, batch in shown.values():
+        item.images += batch.valid.sum()
+        item.count_update()
+    return refused
+
+
+class MeanOfAttention(OfAttention, MeanOverImages):
+    """Base of measures of attention whose value is made of sums over images."""
+
+    def add_images_of(self, piece: Piece, *numbers: Tensor) -> None:
+        """Add the images of a piece, as of ``add_images``; once for each piece, which has a part of each number."""
+        if (sums := self.whole(piece, *numbers)) is not None:
+            self.add_images(piece.span, *sums)
+
+
 def attention(
-    name: str, layout: HeadLayout, batch: HeadBatch, texts: bool = False
+    name: str, layout: HeadLayout, batch: HeadBatch, texts: bool = False, whole: bool = False
 ) -> Iterator[Piece]:
-    """All valid images' attention of all sites, in pieces of bounded size. name, texts: of the measure that asks."""
+    """All valid images' attention of all sites, in pieces of bounded size.
+
+    name, texts: of the measure that asks. whole: True for all queries of an image in one piece.
+    """
     order = batch.valid.cumsum(0) - 1
     for number, site in enumerate(layout.sites):
-        attn = attention_of(name, layout, batch, number, texts)
+        attn, span = attention_of(name, layout, batch, number, texts), layout.span(number)
         for images in chunks(batch.valid, [attn]):
-            some = attn[images].double()
-            whole = some.transpose(0, 1) if site.line else some
-            yield Piece(
-                number,
-                layout.span(number),
-                site,
-                places_in(site, some),
-                images,
-                order[images],
-                whole,
-            )
+            counted = order[images]
+            if site.line or whole or not (split := queries_of([attn])):
+                some, slopes = attn.at(images), functools.partial(attn.slopes_at, images)
+                places = places_in(site, some)
+                seen = some.transpose(0, 1) if site.line else some
+                yield Piece(number, span, site, places, images, counted, seen, slopes)
+                continue
+            places = places_of(site, attn.device)
+            for queries in split:
+                slopes = functools.partial(attn.slopes_at, images, queries)
+                some, ends = attn.at(images, queries), queries is split[-1]
+                part = places.of(queries)
+                yield Piece(number, span, site, part, images, counted, some, slopes, ends)
 
 
 def attention_of(
     name: str, layout: HeadLayout, batch: HeadBatch, number: int, texts: bool = False
-) -> Tensor:
-    """(B, W, H, Q, K) of one site, as recorded; of texts (B, 1, H, T, T), if ``texts`` allows them.
+) -> Attention:
+    """Attention of one site, as recorded; of texts (B, 1, H, T, T), if ``texts`` allows them.
 
     Raises UserError if it is missing or does not fit the site's places.
     """
-    site, attn = layout.sites[number], batch.need("attn", name)[number]
-    if texts and site.line:
-        return attn
-    site.refuse_other_size(attn.shape[1] * attn.shape[-1], name)
+    site = layout.sites[number]
+    attn = Attention(batch.weights_of(number, name), len(batch.valid))
+    if not (texts and site.line):
+        site.refuse_other_size(attn.shape[1] * attn.shape[-1], name)
     return attn
 
 
-def chunks(valid_B: Tensor, attn: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def chunks(valid_B: Tensor, attn: Sequence[Attention]) -> tuple[Tensor, ...]:
     """Indices of the valid images, in groups whose attention, of some sites, takes bounded memory in float64."""
     (valid,) = valid_B.nonzero(as_tuple=True)
-    piece = _CPU_PIECE if valid.device.type == "cpu" else _GPU_PIECE
-    elements = sum(weights.shape[1:].numel() for weights in attn)
-    return valid.split(max(1, piece // max(1, elements))) if len(valid) else ()
+    return valid.split(max(1, _most(valid) // max(1, _size(attn)))) if len(valid) else ()
+
+
+def queries_of(attn: Sequence[Attention]) -> tuple[Tensor, ...]:
+    """Queries of an image, in groups of bounded memory, as of ``chunks``; () if all of them are one."""
+    queries = attn[0].shape[3]
+    every = torch.arange(queries, device=attn[0].device)
+    size, most = _size(attn), _most(every)
+    return () if size <= most else every.split(max(1, most * queries // size))
+
+
+def _most(values: Tensor) -> int:
+    return _CPU_PIECE if values.device.type == "cpu" else _GPU_PIECE
+
+
+def _size(attn: Sequence[Attention]) -> int:
+    return sum(math.prod(weights.shape[1:]) for weights in attn)
 
 
 def shares(attn: Tensor, keys: Tensor) -> Tensor:

@@ -31,13 +31,8 @@ from mhprobe.weights.twin import RandomTwin
 log = logging.getLogger(__name__)
 
 LARGEST = 4096  # pixels of a side; the attention of more would fit nowhere
-MOST = 30_000_000  # attention weights of an image: a ViT-L at 224 pixels has half as many
-SMALL = (
-    224,
-    256,
-    192,
-    128,
-)  # pixels instead of a size that would take minutes; the first that the model takes
+MANY = 30_000_000  # attention weights of an image; with more, sentences on a dozen take minutes
+QUICK = 224  # pixels, for those who cannot wait
 
 
 class Network(NamedTuple):
@@ -80,7 +75,11 @@ def chosen(
     model: a network; or a run's folder, a .safetensors beside its .json, a .ckpt, a folder of
     transformers', hf-hub:owner/name, or a name of timm's, whose weights are downloaded if
     ``weights`` names no file. weights: a file of any training, or "random". size: pixels of its
+    <<<<<<< HEAD
     images' side; by default its own, or a smaller one. classifier: keep that of a timm model.
+    =======
+    images' side; by default its own.
+    >>>>>>> 018d67e9 (Read attention row by row in all its measures)
     """
     if not isinstance(model, nn.Module | str | Path):
         raise UserError(f"look: model: expected a network or its name, got {type(model).__name__}.")
@@ -209,18 +208,10 @@ def _of_timm(name: str, weights: str | Path | None, size: int | None, classifier
         input_spec(model)["size"][0],
         sum(site.attention_size for site in layout_of(model).sites),
     )
-    if size is None and attention > MOST:
+    if size is None and attention > MANY:
         notes.append(
-            f"Its images cannot be made smaller than {side} pixels: this will take a while."
+            f"A photograph of {side} pixels has {attention / 1e6:.0f} million attention weights, so "
+            f"measuring its heads takes a while. Images of {QUICK} pixels take less (--size {QUICK})."
         )
-        for pixels in [pixels for pixels in SMALL if pixels < side]:
-            with contextlib.suppress(UserError):
-                model, sizes = make(img_size=pixels), {"img_size": pixels}
-                notes[-1] = (
-                    f"Images are {pixels} pixels wide and not {side}: at {side} a photograph has "
-                    f"{attention / 1e6:.0f} "
-                    f"million attention weights, and takes minutes (--size {side} asks for them)."
-                )
-                break
     recipe = None if ":" in name else {"backbone": {"name": name, **sizes}, "class_names": ()}
     return Network(model, name, input_spec(model), recipe, tuple(notes))

@@ -73,7 +73,7 @@ def look(
     folder: of photographs, or a .tar or .zip of them; at most ``limit`` are taken, evenly by name.
     weights: of any training for a model of timm's, or "random"; by default they are downloaded.
     size: pixels of the
-        side of its images; by default its own, or a smaller one that does not take minutes.
+        side of its images; by default its own.
     masks_in: a folder with a mask for each photograph, bright on salient objects.
     untrained: measure an untrained network of this architecture, too.
     first: called with the page of the first photograph, before the others are done.

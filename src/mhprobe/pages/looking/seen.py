@@ -9,6 +9,7 @@ Shapes: S sites, W windows (1 for global attention), H heads of a site, R rows (
 a window.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,12 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d
 
-from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.heads import HeadLayout, HeadSite, Weights
 from mhprobe.pages.html import pictures
 from mhprobe.recording.looks import visible
-from mhprobe.recording.record import record
+from mhprobe.recording.rows import stream
 
 ROOM = 27_000_000  # characters of a page that attention may take
+BEST = 8  # weights that are packed into a character, at best
 
 
 class Form(NamedTuple):
@@ -34,23 +36,62 @@ class Form(NamedTuple):
 FORMS = [Form(63, 1), Form(31, 1), Form(15, 1), Form(15, 2), Form(15, 4), Form(15, 8)]
 
 
-def attention_of_image(model: nn.Module, image: Tensor) -> list[Tensor]:
-    """Return (W, H, K, K) weights per ``visible`` site, of a (1, 3, height, width) image.
+def attention_of_image(model: nn.Module, image: Tensor, field: int = 1) -> list[Tensor]:
+    """Return (W, H, R, K) weights per ``visible`` site, of a (1, 3, height, width) image.
 
-    UserError without sites.
+    field: queries are averaged over fields of so many patches, as they pass: no K x K matrix comes
+    to be then. UserError without sites.
     """
     layout, _ = visible(model)
-    return [
-        attn[0].float().cpu()
-        for attn in record(model, image, needs={"attn"}, layout=layout).need("attn", "look")
-    ]
+    found: list[Tensor] = []
+
+    def take(number: int, weights: Weights) -> None:
+        row_K, share_K = _fields(layout.sites[number], weights.shape[2], field)
+        rows, queries = (torch.arange(count) for count in (weights.shape[0], weights.shape[2]))
+        whole = torch.zeros(len(rows), weights.shape[1], int(row_K.max()) + 1, weights.shape[3])
+        for some, part_WHqK in weights.chunks(rows.to(weights.device), queries.to(weights.device)):
+            part_WHqK = part_WHqK.cpu().float() * share_K[some.cpu(), None]
+            whole.index_add_(2, row_K[some.cpu()], part_WHqK)
+        found.append(whole)
+
+    stream(model, image, layout, take)
+    return found
 
 
-def fitting(attention: list[Tensor], layout: HeadLayout, images: int, room: int) -> Form:
-    """Return the finest form in which so many images have room, by the size of the first."""
-    return next(
-        (form for form in FORMS if images * len(packed(attention, layout, form)) <= room), FORMS[-1]
-    )
+def _fields(site: HeadSite, queries: int, field: int) -> tuple[Tensor, Tensor]:
+    """(K,) row of each query, and its share in that: patches of a field share one, but for windows."""
+    row_K, prefix = torch.arange(queries), site.prefix_tokens
+    if field > 1 and site.windows is None:
+        rows, columns = (torch.arange(side) // field for side in site.token_grid)
+        row_K[prefix:] = prefix + (rows[:, None] * (int(columns.max()) + 1) + columns).flatten()
+    return row_K, 1 / row_K.bincount()[row_K].float()
+
+
+def fitting(model: nn.Module, image: Tensor, images: int, room: int) -> tuple[Form, str]:
+    """Return the finest form in which so many images have room, by the size of the first; and its pack.
+
+    image: the first, (1, 3, height, width). UserError as ``attention_of_image``.
+    """
+    layout, pack = visible(model)[0], ""
+    for field, forms in itertools.groupby(FORMS, lambda form: form.field):
+        if field != FORMS[-1].field and images * _size(layout, field) > BEST * room:
+            continue  # it would not fit, and takes time and memory
+        attention = attention_of_image(model, image, field)
+        for form in forms:
+            pack = packed(attention, layout, form)
+            if images * len(pack) <= room:
+                return form, pack
+    return FORMS[-1], pack
+
+
+def _size(layout: HeadLayout, field: int) -> int:
+    """Number of weights of an image, with queries averaged over fields."""
+    sizes = []
+    for site in layout.sites:
+        windows, keys = site.places().shape
+        rows = int(_fields(site, keys, field)[0].max()) + 1
+        sizes.append(windows * site.num_heads * rows * keys)
+    return sum(sizes)
 
 
 def packed(attention: list[Tensor], layout: HeadLayout, form: Form) -> str:
@@ -89,8 +130,11 @@ def described(layout: HeadLayout, form: Form) -> list[dict[str, Any]]:
 
 
 def _rows(weights: Tensor, site: HeadSite, field: int) -> Tensor:
-    """(W, H, R, K): prefix tokens as they are, patches averaged over fields; windows are small enough as they are."""
-    if field == 1 or site.windows is not None:
+    """(W, H, R, K): prefix tokens as they are, patches averaged over fields; windows are small enough as they are.
+
+    weights: (W, H, K, K), or averaged already.
+    """
+    if field == 1 or site.windows is not None or weights.shape[2] != weights.shape[3]:
         return weights
     prefix, patches = weights[:, :, : site.prefix_tokens], weights[:, :, site.prefix_tokens :]
     grids = patches.transpose(2, 3).unflatten(3, site.token_grid)  # (1, H, K, rows, columns)
@@ -112,9 +156,10 @@ def all_packed(
     """
     layout, form, packs = visible(model)[0], FORMS[-1], list[str]()
     for image in images.split(1):
-        attention = attention_of_image(model, image)
-        form = form if packs else fitting(attention, layout, len(images), ROOM)
-        pack = packed(attention, layout, form)
+        if packs:
+            pack = packed(attention_of_image(model, image, form.field), layout, form)
+        else:
+            form, pack = fitting(model, image, len(images), ROOM)
         if packs and sum(map(len, packs)) + len(pack) > ROOM:
             break
         if not packs:

@@ -22,9 +22,8 @@ from mhprobe.errors import one_of
 from mhprobe.framework.questions.material import Material
 from mhprobe.maps.attention import Attention
 from mhprobe.measures.parts.places import Piece, around_favourites, attention
-from mhprobe.recording.looks import looked_at
+from mhprobe.recording.looks import looks
 from mhprobe.recording.measuring import recorded
-from mhprobe.recording.record import record
 from mhprobe.report import tables
 from mhprobe.report.figures import attention as offsets
 from mhprobe.report.figures import maps as figure
@@ -45,10 +44,11 @@ def attention_masks(
     one_of("attention_masks", "over_heads", over_heads, OverHeads)
     layout, data = material.layout, material.data
     batch = data.some("test", images, material.model.device)
-    attn = record(material.model, batch.images, needs={"attn"}).need("attn", "attention_masks")
+    asking = [Attention().who_looks(site) for site in layout.sites]
+    received = looks(material.model, batch.images, layout, asking)
     masks: list[Tensor] = []  # per site (B, h, w), 1 for even attention
-    for weights, site in zip(attn, layout.sites, strict=True):
-        of_heads = looked_at(weights, site, Attention().who_looks(site)).double().cpu()
+    for looked, site in zip(received, layout.sites, strict=True):
+        of_heads = looked.double().cpu()
         even = 1 / (site.prefix_tokens + of_heads[0, 0].numel())
         masks.append((of_heads.mean(1) if over_heads == "mean" else of_heads.amax(1)) / even)
     positions = batch.index.tolist()
@@ -89,7 +89,7 @@ def covering(material: Material, images: int = 500) -> dict[str, Result]:
         2, layout.num_heads, *size, dtype=torch.float64, device=material.model.device
     )
     for _, heads in recorded(material.model, material.walk(images)(), {"attn"}):
-        for piece in attention("covering range", layout, heads):
+        for piece in attention("covering range", layout, heads, whole=True):
             sums[:, layout.span(piece.number)] += around_the_favourite(piece, size)
     mass, queries = ranks.total(sums).cpu()
     # NaN where no favourite key has such a neighbour

@@ -137,7 +137,7 @@ def scored(
                 for of in sizes
             )
         )
-        for piece in attention(name, layout, heads):
+        for piece in attention(name, layout, heads, whole=True):
             images = piece.images.cpu()
             for r, (of_heads, of_offsets, even) in enumerate(answers(piece, *right(batch, piece))):
                 scores.heads[images, layout.span(piece.number), r] = of_heads.to("cpu", dtype)
