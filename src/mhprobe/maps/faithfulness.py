@@ -34,12 +34,15 @@ class Faithfulness(NamedTuple):
     random_insertion: Tensor
 
 
+STEPS = 10  # shares in which patches are deleted and inserted, where a map has as many patches
+
+
 def faithfulness(
     model: nn.Module,
     images: Tensor,
     maps: Sequence[Tensor],
     baseline: Baseline = "mean",
-    steps: int = 10,
+    steps: int | None = None,
     random_orders: int = 5,
     seed: int = 0,
     features: bool = False,
@@ -48,7 +51,8 @@ def faithfulness(
     """Areas of several maps, each (B, h, w), for images (B, 3, height, width), by each image's class or features.
 
     baseline: replacement of deleted patches: the image's mean colour, or the blurred image. steps:
-    number of equal shares of patches. features: True if the model's outputs are features, no
+    number of equal shares of patches; None: 10, or one for each patch of the smallest map that has
+    fewer. features: True if the model's outputs are features, no
     logits. index: (B,) numbers of the images in their data set, by which their random orders
     differ; None: their places. Maps of one size share them. Forward
     passes per image: 2 (steps + 1) for each map, and random_orders times as many for each size.
@@ -56,12 +60,14 @@ def faithfulness(
     are NaN or infinite.
     """
     one_of("faithfulness", "baseline", baseline, Baseline)
+    fewest = min((of[0].numel() for of in maps), default=STEPS)
+    if steps is None:
+        steps = min(STEPS, fewest)
     if steps < 1 or random_orders < 1:
         raise UserError(
             f"faithfulness: expected at least one step and one random order, got {steps}, "
             f"{random_orders}."
         )
-    fewest = min((of[0].numel() for of in maps), default=steps)
     if steps > fewest:
         raise UserError(
             f"faithfulness: steps: expected at most {fewest}, the number of patches, got {steps}."

@@ -129,6 +129,20 @@ def test_wrong_options_are_refused_in_one_line():
         faithfulness(OnePatch(), torch.zeros(1, 3, 8, 8), [torch.zeros(1, 2, 2)], baseline="black")
     with pytest.raises(UserError, match="at least one step"):
         faithfulness(OnePatch(), torch.zeros(1, 3, 8, 8), [torch.zeros(1, 2, 2)], steps=0)
+    with pytest.raises(UserError, match="steps: expected at most 4, the number of patches, got 5"):
+        faithfulness(OnePatch(), torch.zeros(1, 3, 8, 8), [torch.zeros(1, 2, 2)], steps=5)
+
+
+def test_a_small_map_is_walked_patch_by_patch_if_nothing_is_said():
+    images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    maps = [torch.rand(2, 2, 2, generator=torch.Generator().manual_seed(1))]
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
+    by_itself = faithfulness(model, images, maps)[0]
+    asked = faithfulness(model, images, maps, steps=4)[0]
+    other = faithfulness(model, images, maps, steps=2)[0]
+    assert torch.equal(by_itself.deletion, asked.deletion)
+    assert not torch.equal(by_itself.deletion, other.deletion)
 
 
 def test_a_model_that_gives_no_numbers_has_no_faithful_map():
