@@ -50,7 +50,7 @@ def run(size: Size) -> Iterator[Ratio]:
             what = f"ViT-S/14 at {side} px, attention of {query}: memory / its fused forward"
             note = f"{took:.0f} MiB / {plain:.0f} MiB"
             yield single(what, took / max(plain, 1.0), aim, note)
-    yield from _of_measures(size.pick(28, 518))
+    yield from _of_measures(size.pick(84, 518))
 
 
 def _of_measures(pixels: int) -> Iterator[Ratio]:

@@ -46,6 +46,9 @@ class Counting(Evidence):
         ]
         return torch.stack([torch.arange(heads + 1)[:, None] > order.argsort() for order in orders])
 
+    def chosen(self, masks: Tensor) -> Tensor:
+        return torch.rand(5, len(masks), generator=torch.Generator().manual_seed(0))
+
     def right(self, masks: Tensor, split: str = "test") -> Tensor:
         if split == "test":
             self.masks |= {mask.numpy().tobytes() for mask in masks}

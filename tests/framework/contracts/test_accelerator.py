@@ -136,9 +136,10 @@ def forget(measure: type[Measure], words: str | None) -> None:
     model.to(pretend.start())
     if words is None:
         found = mhprobe.measure(model, loader(model), [measure])["entropy"]
-        assert torch.equal(
-            torch.as_tensor(found).cpu(), torch.as_tensor(expected)
-        )  # the same kernels did the work
+        # the same numbers up to the last bits of float32: the device met queries and keys itself
+        torch.testing.assert_close(
+            torch.as_tensor(found).cpu(), torch.as_tensor(expected), rtol=1e-6, atol=0
+        )
         return
     with pytest.raises(RuntimeError, match=words):
         mhprobe.measure(model, loader(model), [measure])

@@ -284,7 +284,7 @@ def place(tmp_path_factory):
         signal.signal(number, handler)
 
 
-def everything_but_the_work(command: str, cfg: DictConfig, folder: Path) -> None:
+def everything_but_the_work(command: str, cfg: DictConfig, folder: Path, *_typed: object) -> None:
     checked = check(command, cfg)
     launch._processes(checked.trainer)
     data = builders.data(checked)

@@ -11,6 +11,8 @@ from safetensors import safe_open
 
 import mhprobe
 from located import LOCATED
+from mhprobe.backbones import input_spec
+from mhprobe.data.base import InputSpec
 from mhprobe.data.batch import Batch
 from mhprobe.pages.beside import IMAGES, keep_attention
 from models import images_for, tiny_swin, tiny_vit
@@ -33,7 +35,11 @@ def data_of(model, count=5):
 
     names = tuple("abcdefghij")
     return SimpleNamespace(
-        sizes={"test": count}, stored=of_store, some=some, class_names=names
+        sizes={"test": count},
+        stored=of_store,
+        some=some,
+        class_names=names,
+        input_spec=InputSpec(**input_spec(model)),
     ), images
 
 

@@ -21,6 +21,7 @@ from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.parts.curve import CurveSpec
 from mhprobe.masking.random import Random
 from mhprobe.measures.ablation_delta import AblationDelta
+from mhprobe.measures.activation_norm import ActivationNorm
 from mhprobe.measures.entropy import Entropy
 from models import tiny_vit
 
@@ -101,7 +102,7 @@ def shown(material, measure):
 
 
 @pytest.mark.parametrize("material", [tiny_vit], indirect=True)
-@pytest.mark.parametrize("make", [Entropy, AblationDelta])
+@pytest.mark.parametrize("make", [ActivationNorm, AblationDelta])
 def test_the_time_of_measures_is_that_of_looking_at_all_images(make, material, clock, monkeypatch):
     """A second an image: of 21 test images it is shown 8."""
     measure = make(material.layout)

@@ -88,8 +88,13 @@ WORD = re.compile(rf"(?<!\w)({'|'.join(PARTS)})(?!\w)")
 # an option of mhprobe.backbones.build, by its name in a weights file
 OPTIONS = {("weights/description.py", "fused_attn")}
 ELSEWHERE = {("report", "ls")}  # matplotlib's style of a line
-# tables of how other libraries call their tensors, by which files of theirs are recognised and read
-FOREIGN = {"weights/others.py", "weights/translated.py"}
+# how libraries call their tensors and options, by which files are recognised, read and written
+FOREIGN = {
+    "weights/foreign.py",
+    "weights/others.py",
+    "weights/saving.py",
+    "weights/translated.py",
+}
 
 
 def parts_named(package: Path) -> list[str]:

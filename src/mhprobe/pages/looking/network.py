@@ -75,11 +75,7 @@ def chosen(
     model: a network; or a run's folder, a .safetensors beside its .json, a .ckpt, a folder of
     transformers', hf-hub:owner/name, or a name of timm's, whose weights are downloaded if
     ``weights`` names no file. weights: a file of any training, or "random". size: pixels of its
-    <<<<<<< HEAD
-    images' side; by default its own, or a smaller one. classifier: keep that of a timm model.
-    =======
-    images' side; by default its own.
-    >>>>>>> 018d67e9 (Read attention row by row in all its measures)
+    images' side; by default its own. classifier: keep that of a timm model.
     """
     if not isinstance(model, nn.Module | str | Path):
         raise UserError(f"look: model: expected a network or its name, got {type(model).__name__}.")
