@@ -20,7 +20,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite, Need, Weights
@@ -317,7 +316,7 @@ class OfAttention(Measure):
 
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
-        self.partial: dict[str, Tensor] = {}  # sums over the queries of images that have more
+        self.partial: tuple[Tensor, ...] = ()  # sums over the queries so far of a piece's images
 
     def add(self, batch: HeadBatch) -> None:
         self.begin(batch)
@@ -340,18 +339,17 @@ class OfAttention(Measure):
 
     def reset(self) -> None:
         super().reset()
-        self.partial = {}
+        self.partial = ()
 
     def whole(self, piece: Piece, *parts: Tensor) -> tuple[Tensor, ...] | None:
         """Sums of each part over all queries of the piece's images; None before the last of them.
 
         parts: of this piece's queries, the same number of them each time.
         """
-        sums = tuple(
-            part if name not in self.partial else self.partial[name] + part
-            for name, part in ((str(number), part) for number, part in enumerate(parts))
-        )
-        self.partial = {} if piece.ends else {str(n): part for n, part in enumerate(sums)}
+        sums = parts
+        if self.partial:
+            sums = tuple(before + part for before, part in zip(self.partial, parts, strict=True))
+        self.partial = () if piece.ends else sums
         return sums if piece.ends else None
 
     def per_site(self, fact: Callable[[HeadSite, Places], Tensor | float]) -> Tensor:
@@ -508,28 +506,6 @@ def of_largest(attn: Tensor, keys: Tensor) -> Tensor:
     )  # -1 where there is no key, and NaN stays
     top = (row == row.amax(-1, keepdim=True)).double()
     return top / top.sum(-1, keepdim=True) * keys[:, None]
-
-
-def around_favourites(piece: Piece, group_b: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """(G, W, H, K, K) sums of rows by their argmax key, patches alone, by groups of images, and (W, H, K) their number.
-
-    Of n keys that share a row's largest weight each has 1/n of it.
-    """
-    row_bWHQK = shares(piece.attn, piece.places.patch_pairs)
-    windows, heads, count = row_bWHQK.shape[1:4]
-    # a sparse product makes no copy of a row for each of its keys where all are equal
-    share_NK, block = (
-        of_largest(piece.attn, piece.places.patch_pairs).flatten(0, 3),
-        windows * heads,
-    )
-    row, key = share_NK.nonzero(as_tuple=True)
-    centre = (group_b[row // (block * count)] * block + row // count % block) * count + key
-    places, size = torch.stack([centre, row]), (groups * block * count, len(share_NK))
-    sums = torch.sparse_coo_tensor(places, share_NK[row, key], size, check_invariants=False)
-    both = (sums @ pad(row_bWHQK.flatten(0, 3), (0, 1), value=1.0)).view(
-        groups, windows, heads, count, -1
-    )
-    return both[..., :-1], both[..., -1].sum(0)  # the last column counts rows
 
 
 def even_over(pairs: Tensor) -> Tensor:

@@ -16,12 +16,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mhprobe import ranks
 from mhprobe.errors import one_of
 from mhprobe.framework.questions.material import Material
 from mhprobe.maps.attention import Attention
-from mhprobe.measures.parts.places import Piece, around_favourites, attention
+from mhprobe.measures.parts.places import Piece, attention
 from mhprobe.recording.looks import looks
 from mhprobe.recording.measuring import recorded
 from mhprobe.report import tables
@@ -116,7 +117,7 @@ def covering(material: Material, images: int = 500) -> dict[str, Result]:
 def around_the_favourite(piece: Piece, size: tuple[int, int]) -> Tensor:
     """(2, H, Y, X) sum of attention at each offset from the favourite key, and number of queries with a key there."""
     pairs_WKK = piece.places.patch_pairs
-    (row_WHKK,), seen_WHK = around_favourites(piece, torch.zeros_like(piece.images), 1)
+    row_WHKK, seen_WHK = _by_favourites(piece)
     both = (
         torch.stack([row_WHKK, seen_WHK[..., None] * pairs_WKK[:, None]]).transpose(1, 2).flatten(2)
     )
@@ -125,3 +126,21 @@ def around_the_favourite(piece: Piece, size: tuple[int, int]) -> Tensor:
         2, (piece.places.offsets(size) * pairs_WKK).flatten(), both
     )  # others can be further apart
     return sums.unflatten(2, size)
+
+
+def _by_favourites(piece: Piece) -> tuple[Tensor, Tensor]:
+    """(W, H, K, K) sums over images of rows by their favourite key, patches alone, and (W, H, K) their number.
+
+    Of n keys that share a row's largest weight each has 1/n of it.
+    """
+    windows, heads, count = piece.patch_rows.shape[1:4]
+    # a sparse product makes no copy of a row for each of its keys where all are equal
+    share_NK = piece.favourites.flatten(0, 3)
+    row, key = share_NK.nonzero(as_tuple=True)
+    centre = row % (windows * heads * count) // count * count + key
+    size = (windows * heads * count, len(share_NK))
+    places = torch.stack([centre, row])
+    sums = torch.sparse_coo_tensor(places, share_NK[row, key], size, check_invariants=False)
+    counted = pad(piece.patch_rows.flatten(0, 3), (0, 1), value=1.0)  # the last column counts rows
+    both = (sums @ counted).view(windows, heads, count, -1)
+    return both[..., :-1], both[..., -1]
