@@ -592,8 +592,6 @@ def _batches(
 
 def _tell_scale(model: nn.Module, images: Tensor) -> None:
     """Log a line on images that look as if they were not normalised for the model."""
-    if images.ndim != 4:
-        return  # texts
     with contextlib.suppress(UserError):  # a model that does not say what it expects
         if told := say_scale(images, input_spec(backbone_of(model))):
             log.warning("loader: images: %s.", told)

@@ -270,7 +270,10 @@ def build(
 
 
 def input_spec(model: nn.Module) -> dict[str, Any]:
-    """Return the input that a model expects: ``size`` (height, width) in pixels, ``mean`` and ``std`` per channel."""
+    """Return the input that a model expects: ``size`` (height, width) in pixels, ``mean`` and ``std`` per channel.
+
+    Raises UserError for a model that takes texts.
+    """
     return family_of(model).input_spec(model)
 
 
@@ -283,7 +286,7 @@ def readings_of(model: nn.Module) -> dict[str, Reading]:
     """Return how a model's file and settings were interpreted, by what was read, with its mean and deviation."""
     backbone = backbone_of(model)
     noted = {**getattr(model, "readings", {}), **getattr(backbone, "readings", {})}
-    with contextlib.suppress(UserError, AttributeError):  # a model of texts sees no colours
+    with contextlib.suppress(UserError):  # a model of texts sees no colours
         input_spec(backbone)
         reading = colours_of(backbone)
         noted.setdefault(reading.what, reading)
