@@ -17,6 +17,7 @@ from torch import nn
 import mhprobe
 from mhprobe import differing
 from mhprobe.differences.compare import FACTOR
+from mhprobe.pages.diffing.opened import Pictures
 from mhprobe.report.ledger import Ledger
 from models import TWINS, images_for, make_loud, tiny_registers, tiny_vit
 
@@ -182,6 +183,19 @@ def little_like(model):
         for parameter in after.parameters():
             parameter += 1e-3 * parameter.abs().mean()
     return after
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 32])
+def test_no_image_is_left_alone_in_a_batch_where_another_is_the_null(size):
+    """Beside itself an image does not differ, so every change of its head would be called more than nothing."""
+    for count in range(4, 40):
+        read = Pictures(torch.arange(count).float(), torch.arange(count), [], [])
+        batches = list(read.batches({}, {})(size))
+        lengths = [len(batch.ours) for batch in batches]
+        assert torch.cat([batch.labels for batch in batches]).equal(torch.arange(count))
+        assert torch.cat([batch.ours for batch in batches]).equal(read.pixels)
+        assert max(lengths) <= max(size, 3 if size == 2 else 0)
+        assert min(lengths) >= min(size, 2)
 
 
 def test_a_backbone_and_what_it_was_tuned_to_are_compared_by_their_features():

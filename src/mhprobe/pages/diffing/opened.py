@@ -1,6 +1,7 @@
 """The two networks and the images that a comparison is told of."""
 
 import copy
+import math
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -162,12 +163,20 @@ class Pictures(NamedTuple):
     notes: list[str]
 
     def batches(self, a: dict[str, Any], b: dict[str, Any]) -> Batches:
-        """Return a function that walks the images as two networks expect them. a, b: size, mean, std."""
+        """Return a function that walks the images as two networks expect them. a, b: size, mean, std.
+
+        Asked for two images at a time or more, it leaves none alone, since each is compared with
+        another of its batch: of an odd number, one batch has three instead of two.
+        """
 
         def walk(size: int) -> Iterator[Batch]:
-            for at in range(0, len(self.pixels), size):
-                part = self.pixels[at : at + size]
-                labels = None if self.labels is None else self.labels[at : at + size]
+            images = len(self.pixels)
+            parts = math.ceil(images / size)
+            if size > 1:
+                parts = min(parts, images // 2)
+            for places in torch.arange(images).tensor_split(parts):
+                part = self.pixels[places]
+                labels = None if self.labels is None else self.labels[places]
                 if part.dtype != torch.uint8:
                     yield Batch(part, part, labels)
                     continue
