@@ -7,17 +7,17 @@ the matrix ``claims`` of runs of mhprobe.lab.claims; ``prunebench_ranking`` of r
 mhprobe.prunebench (methods over networks); comparison.html, the runs side by side.
 """
 
-import argparse
 from pathlib import Path
 
 from mhprobe.errors import one_line, short
+from mhprobe.io.options import Parser
 from mhprobe.io.stopping import outlive_readers
 
 
 @one_line()
 def main() -> None:
     """Print a line per group and the places of the files."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m mhprobe.compare", description=(__doc__ or "").partition(": ")[2]
     )
     parser.add_argument(

@@ -4,17 +4,15 @@ Prints the specification; ``--save`` sends both to W&B. ``--group`` takes the ru
 experiment.
 """
 
-import argparse
 import json
 
 from mhprobe.errors import one_line
+from mhprobe.io.options import Parser
 
 
 @one_line()
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m mhprobe.dashboard", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = Parser(prog="python -m mhprobe.dashboard", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("project", help="entity/project")
     parser.add_argument("--group", help="only the runs of this sweep or experiment")
     parser.add_argument(

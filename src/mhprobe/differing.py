@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from mhprobe.errors import UserError
+from mhprobe.io.options import Parser
 
 TIMM = "for names of timm's, in their order: files of any training, or random (default: download)"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the sentences and write the files; 1 if something leaves its tolerance, 2 for bad input."""
-    options = _parsed(arguments)
-    folder = Path(options.out).expanduser()
     try:
+        options = _parsed(arguments)
+        folder = Path(options.out).expanduser()
         if folder.exists() and not folder.is_dir():
             raise UserError(f"diff: --out: {folder} is a file. Give a folder, e.g. diff.")
         from mhprobe.differences.result import tolerances
@@ -41,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parsed(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="mhprobe diff",
         description="Two networks of one architecture: which block, head or neurons compute "
         "differently, what is inherited, and whether it is more than nothing.",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mhprobe.errors import UserError, one_line, whole_number
+from mhprobe.io.options import Parser
 from mhprobe.io.stopping import outlive_readers
 
 if TYPE_CHECKING:
@@ -26,9 +27,7 @@ IMAGES = 64
 
 @one_line()
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m mhprobe.headbench", description=__doc__.partition(": ")[2]
-    )
+    parser = Parser(prog="python -m mhprobe.headbench", description=__doc__.partition(": ")[2])
     parser.add_argument(
         "--out", type=Path, default=Path("outputs/headbench"), help="the folder to write"
     )

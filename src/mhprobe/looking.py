@@ -4,14 +4,14 @@ mhprobe look vit_small_patch14_dinov2 photos/ --weights dino.safetensors
 mhprobe look outputs/demo/2026-11-23_12-00-00 photos/
 """
 
-import argparse
 import sys
 import warnings
 import webbrowser
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mhprobe.errors import UserError
+from mhprobe.io.options import Parser
 
 if TYPE_CHECKING:
     from mhprobe.pages.looking.page import Look
@@ -23,8 +23,8 @@ def _numbers(text: str) -> float | list[float]:
     return numbers[0] if len(numbers) == 1 else numbers
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+def _parsed(arguments: list[str] | None) -> dict[str, Any]:
+    parser = Parser(
         prog="mhprobe look",
         description="One page: click a patch, see where all heads look from there; and sentences on what heads do.",
     )
@@ -63,16 +63,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--open", action="store_true", help="open it in the browser, as soon as it shows something"
     )
-    options = vars(parser.parse_args(arguments))
-    page, in_browser = Path(options.pop("out")).expanduser(), options.pop("open")
+    return vars(parser.parse_args(arguments))
 
-    def first(begun: "Look") -> None:
-        begun.save(page)
-        print(f"first photograph: {page.resolve().as_uri()}", flush=True)
-        if in_browser:
-            webbrowser.open(page.resolve().as_uri())
 
+def main(arguments: list[str] | None = None) -> int:
     try:
+        options = _parsed(arguments)
+        page = Path(options.pop("out")).expanduser()
+        in_browser = options.pop("open")
+
+        def first(begun: "Look") -> None:
+            begun.save(page)
+            print(f"first photograph: {page.resolve().as_uri()}", flush=True)
+            if in_browser:
+                webbrowser.open(page.resolve().as_uri())
+
         if page.is_dir() or not page.parent.is_dir():
             raise UserError(
                 f"look: --out: {page} is a folder, or in none. Give a file, e.g. look.html."

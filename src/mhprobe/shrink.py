@@ -8,9 +8,10 @@ import argparse
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from mhprobe.errors import UserError
+from mhprobe.io.options import Parser
 
 UNITS = {
     "flops": "FLOPs",
@@ -20,13 +21,6 @@ UNITS = {
 
 if TYPE_CHECKING:
     from mhprobe.pages.shrinking.images import Asked
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser that answers bad input in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}. {self.prog} --help says what there is.")
 
 
 def parser() -> Parser:

@@ -1,9 +1,9 @@
 """python -m mhprobe.report FOLDER: write report.html of a finished run or sweep again (compare: mhprobe.compare)."""
 
-import argparse
 from pathlib import Path
 
 from mhprobe.errors import one_line
+from mhprobe.io.options import Parser
 from mhprobe.io.stopping import outlive_readers
 from mhprobe.pages.html import write_comparison, write_report
 from mhprobe.report.runs.run import expand, read_runs
@@ -12,9 +12,7 @@ from mhprobe.report.runs.run import expand, read_runs
 @one_line()
 def main() -> None:
     """Print the path of the page."""
-    parser = argparse.ArgumentParser(
-        prog="python -m mhprobe.report", description=__doc__.partition(": ")[2]
-    )
+    parser = Parser(prog="python -m mhprobe.report", description=__doc__.partition(": ")[2])
     parser.add_argument(
         "folder", metavar="FOLDER", type=Path, help="the folder of a finished run, or of a sweep"
     )

@@ -9,10 +9,10 @@ attention_distance, rarity, and object_attention where images have masks). It ta
 torch.
 """
 
-import argparse
 from pathlib import Path
 
 from mhprobe.errors import one_line
+from mhprobe.io.options import Parser
 
 
 @one_line()
@@ -21,7 +21,7 @@ def main() -> None:
     from mhprobe.report.runs.facts import origin_of_script
 
     about = (__doc__ or "").partition(":")[2]
-    parser = argparse.ArgumentParser(prog="python -m mhprobe.studies.sweep", description=about)
+    parser = Parser(prog="python -m mhprobe.studies.sweep", description=about)
     parser.add_argument(
         "folder", type=Path, help="the sweep's folder, with one run in each folder below it"
     )
