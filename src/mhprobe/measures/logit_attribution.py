@@ -27,7 +27,8 @@ class LogitAttribution(PerClass):
     classes of |contribution|; worst, worst_class: mean over the images of the class that the head
     speaks against most, and its number; against: number of classes that it speaks against on their
     images (Student's tests, Holm over heads and classes, 5 %); own (A, C): mean contribution to a
-    class's logit on its images, NaN without any; own_p (A, C): its p after Holm, two-sided;
+    class's logit on its images, NaN without any; own_error (A, C): its standard error, NaN below
+    two images; own_p (A, C): its p after Holm, two-sided;
     everywhere (A, C): the mean over all images; logit: () mean of the label's logit above the mean
     logit, the sum of heads, mlps, embedding,
     biases: (); images: ().
@@ -101,6 +102,7 @@ class LogitAttribution(PerClass):
             "worst_class": number,
             "against": ((by_class < 0) & (p < LEVEL)).sum(1),
             "own": by_class,
+            "own_error": error.masked_fill(self.class_images < 2, torch.nan),
             "own_p": p,
             "everywhere": self.all_total / images,
             **dict(zip(FACTS, self.facts / images, strict=True)),

@@ -251,7 +251,7 @@ def _(effect, random):
 def _(effect, random):
     has = flags(effect, random)[:, None]
     own = torch.where(has, torch.eye(10)[torch.arange(HEADS) % 10], torch.ones(HEADS, 10))
-    columns = {"own": own, "own_p": torch.where(own > 0, 1e-6, 1.0), "images": torch.tensor(IMAGES)}
+    columns = {"own": own, "own_error": torch.full_like(own, 0.05), "images": torch.tensor(IMAGES)}
     return Drawn(random, {"logit_attribution": columns})
 
 

@@ -183,12 +183,12 @@ NO_ENDS = {
             },
         ),
         (
-            "heads_have_class_roles",  # the largest class has one image, and no p
+            "heads_have_class_roles",  # the largest class has one image, and no error
             {
                 "logit_attribution": {
                     "own": torch.eye(4)[torch.zeros(36, dtype=torch.long)],
                     "images": torch.tensor(30),
-                    "own_p": torch.tensor([torch.nan, 1, 1, 1]).expand(36, 4),
+                    "own_error": torch.tensor([torch.nan, 1, 1, 1]).expand(36, 4),
                 }
             },
         ),

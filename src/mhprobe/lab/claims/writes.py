@@ -1,7 +1,7 @@
 """Claims about what heads write into the residual stream, and what its tokens hold."""
 
 import torch
-from scipy.stats import norm
+from scipy import stats
 from torch import Tensor
 
 from mhprobe.lab.claims.parts.claim import Margin, claim
@@ -55,15 +55,14 @@ def heads_have_class_roles(of: Evidence, logit_attribution: Columns) -> Estimate
     The class is the one with the largest effect, so the interval that this has to lie in holds for
     all classes at once.
     """
-    by_class, p = logit_attribution["own"].double(), logit_attribution["own_p"]
+    by_class, images = logit_attribution["own"].double(), int(logit_attribution["images"])
+    classes = by_class.shape[1]
     largest, top = by_class.nan_to_num(-torch.inf).max(1, keepdim=True)
-    errors = torch.from_numpy(
-        norm.isf(p.gather(1, top).numpy() / 2)
-    )  # at the least, from 0: p is Holm's
-    half = largest.abs() * norm.isf(0.025 / by_class.shape[1]) / errors
+    error = logit_attribution["own_error"].double().gather(1, top)
+    half = error * stats.t.isf(0.025 / classes, max(1, images // classes - 1))
     needed = 3 * by_class.abs().nanmean(1, keepdim=True)
     sure, excluded = largest - half >= needed, largest + half < needed
-    return share(sure.squeeze(1), excluded.squeeze(1), images=logit_attribution["images"])
+    return share(sure.squeeze(1), excluded.squeeze(1), images=images)
 
 
 @claim(
