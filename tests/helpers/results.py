@@ -18,7 +18,7 @@ def measure(kind: str, **about: Any) -> Any:
     """What a measure says of itself."""
     usual = {"label": "", "unit": "", "larger": "", "alike": "largest", "masks": False, "about": ""}
     return SimpleNamespace(
-        **{**usual, "also": (), "axes": {}, "of_images": True, "kind": kind, **about}
+        **{**usual, "also": (), "axes": {}, "along": {}, "of_images": True, "kind": kind, **about}
     )
 
 

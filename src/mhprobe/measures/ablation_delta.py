@@ -6,15 +6,16 @@ a bootstrap for the loss.
 """
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from mhprobe.errors import Natural
 from mhprobe.heads import KINDS, Ablation, FillName, HeadBatch, HeadLayout
-from mhprobe.measures.base import counts, mean_of
+from mhprobe.measures.base import Meaning, counts, mean_of
 from mhprobe.measures.parts.losses import Paired, PerClass, labels_of
 from mhprobe.stats.significance import holm, mcnemar
 
@@ -59,6 +60,20 @@ class AblationDelta(PerClass, Paired):
     masks = True
     also = ("by_class",)
     tables = ("by_class", "class_p_holm", "class_accuracy")
+    along: ClassVar[Mapping[str, Meaning]] = {
+        "by_class": Meaning(
+            "accuracy that the images of a class lose without the head",
+            "the class depends more on the head; below 0 masking helps it",
+        ),
+        "class_p_holm": Meaning(
+            "p of the loss of a class (McNemar's exact test, Holm over heads and classes)",
+            "nothing: a small p shows an effect",
+        ),
+        "class_accuracy": Meaning(
+            "accuracy of the unmasked network on the images of a class",
+            "the network is right on more images of the class",
+        ),
+    }
 
     class_right: Tensor = counts("C")  # right with all heads
     class_lost: Tensor = counts("A", "C")  # right with the head only

@@ -9,7 +9,8 @@ import contextlib
 import re
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import torch
@@ -30,6 +31,13 @@ class MeasureWarning(UserWarning):
 
 class NotOfNeurons(UserError):
     """Error of a measure of heads that was made for a layout with neurons."""
+
+
+class Meaning(NamedTuple):
+    """Meaning of a column's numbers. larger: of a larger one, or "nothing: ..." where it means nothing."""
+
+    label: str
+    larger: str
 
 
 class Sum(NamedTuple):
@@ -63,6 +71,7 @@ class Measure(Metric):
     masks: True if "value" is the rise of the loss, in nats, without the head.
     also: further kinds of report/figures that draw the columns.
     axes: for columns of shape (A, K) or (A, A, K) that get a table, the K names along it.
+    along: the ``Meaning`` of each of these columns: what its numbers are, and what a larger one means.
     select_needs: records of validation images, which go to ``select`` and ``end_select`` first, for
         a measure that chooses something. Both kinds of needs may depend on options, ``needs`` also
         on the choice.
@@ -92,6 +101,7 @@ class Measure(Metric):
     label: str = "value"
     unit: str = ""
     larger: ClassVar[str] = ""
+    along: ClassVar[Mapping[str, tuple[str, str]]] = MappingProxyType({})
     alike: ClassVar[Literal["largest", "smallest"]] = "largest"
     masks: ClassVar[bool] = False
     also: ClassVar[tuple[str, ...]] = ()

@@ -13,15 +13,15 @@ those behind the block's norm. Biases, rotations and norms of queries and keys a
 Shapes: C channels of the residual stream, K modes.
 """
 
-from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadWeights
-from mhprobe.measures.base import OfWeights, sums
+from mhprobe.measures.base import Meaning, OfWeights, sums
 from mhprobe.stats.significance import Z95
 
 Circuit = Literal["qk", "ov"]
@@ -47,6 +47,15 @@ class CircuitSpectrum(OfWeights):
     fooled_by = "by definition: a head that looks where its biases or positions say, whatever its weights tie together"
     larger = "like looks at like (of ov: the head writes what it reads); below 0 at the opposite"
     also = ("modes",)
+    along: ClassVar[Mapping[str, Meaning]] = {
+        "singular": Meaning(
+            "singular value of a mode of the circuit", "the circuit passes more of this mode"
+        ),
+        "cosine": Meaning(
+            "cosine between the two directions of a mode",
+            "the mode ties like with like; below 0 with the opposite",
+        ),
+    }
 
     modes: Tensor  # (2 circuits, 2, A, K) singular values and cosines,
     eigenvalues: Tensor = sums(2, "A")  # of W_OV, and of their sizes,

@@ -18,7 +18,8 @@ Shapes: G heads of a group.
 import functools
 import itertools
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from torch import Tensor
 from mhprobe import ranks
 from mhprobe.errors import Positive, UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite, Shown, Weights
+from mhprobe.measures.base import Meaning
 from mhprobe.measures.parts.embedding import cluster, embed, layer_ratio
 from mhprobe.measures.parts.hashing import Pool, image_numbers, numbers_in
 from mhprobe.measures.parts.image_sums import MeanOverImages
@@ -78,6 +80,12 @@ class JSDistance(MeanOverImages):
     alike = "smallest"
     within = SHARE
     also = ("embedding",)
+    along: ClassVar[Mapping[str, Meaning]] = {
+        "embedding": Meaning(
+            "place of the head in the plane, units of the distance",
+            "nothing: distances between heads count, places do not",
+        )
+    }
 
     def __init__(
         self,

@@ -6,11 +6,14 @@ recording/direct.py. Contributions are taken above their mean over classes, whic
 see. A head that works through later blocks writes nothing on this path.
 """
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadBatch
-from mhprobe.measures.base import mean_of, sums
+from mhprobe.measures.base import Meaning, mean_of, sums
 from mhprobe.measures.parts.losses import PerClass, labels_of
 from mhprobe.stats.intervals import of_mean
 from mhprobe.stats.significance import holm, standard_error, two_sided
@@ -54,6 +57,16 @@ class LogitAttribution(PerClass):
     larger = "the head speaks for the label; below 0 against it"
     also = ("logits",)
     tables = ("own", "everywhere")
+    along: ClassVar[Mapping[str, Meaning]] = {
+        "own": Meaning(
+            "mean contribution to a class's logit on its own images",
+            "the head speaks for the class where it is shown; below 0 against it",
+        ),
+        "everywhere": Meaning(
+            "mean contribution to a class's logit on all images",
+            "the head speaks for the class on any image; below 0 against it",
+        ),
+    }
 
     total: Tensor = sums("A")  # over images of the contribution to the label's logit
     square: Tensor = sums("A")  # of its squares

@@ -10,15 +10,15 @@ Shapes: R relations, O offsets. Sums have the half of the images in front.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout
-from mhprobe.measures.base import counts, mean_of, sums
+from mhprobe.measures.base import Meaning, counts, mean_of, sums
 from mhprobe.measures.parts.jackknife import fold_of
 from mhprobe.measures.parts.places import OfAttention, Piece, of_largest, of_pairs, reach_of
 from mhprobe.stats.intervals import SHARE, interval, of_mean
@@ -32,10 +32,24 @@ RELATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "object to ground": lambda query, key: (query > 0) & (key == 0),
     "ground to object": lambda query, key: (query == 0) & (key > 0),
 }
-_BY_RELATION = (
-    *("relations", "offset", "even", "best_down", "best_right"),
-    *("relations_held_out", "relations_low", "relations_high", "offset_held_out"),
-)
+_FOUND = "the head finds what is in the relation more often"
+_OFFSET_FINDS = "one fixed offset finds what is in the relation more often"
+_PLACE = "nothing: it is a place"
+_BY_RELATION = {
+    "relations": Meaning("accuracy of the most attended patch", _FOUND),
+    "offset": Meaning("accuracy of the best fixed offset", _OFFSET_FINDS),
+    "even": Meaning("accuracy of a patch drawn evenly", "the relation is met more often by chance"),
+    "best_down": Meaning("the best fixed offset, patches downwards", _PLACE),
+    "best_right": Meaning("the best fixed offset, patches to the right", _PLACE),
+    "relations_held_out": Meaning(
+        "accuracy of the best head, on images that did not choose it", _FOUND
+    ),
+    "relations_low": Meaning("the lower end of its 95 % interval", _FOUND),
+    "relations_high": Meaning("the upper end of its 95 % interval", _FOUND),
+    "offset_held_out": Meaning(
+        "accuracy of the best fixed offset, on images that did not choose it", _OFFSET_FINDS
+    ),
+}
 
 
 class ObjectAttention(OfAttention):
@@ -64,6 +78,7 @@ class ObjectAttention(OfAttention):
         f"{OfAttention.empty}, no patch can meet a relation, or in half of the images too few can"
     )
     also = ("relations",)
+    along: ClassVar[Mapping[str, Meaning]] = _BY_RELATION
 
     dealt: Tensor = counts(2)  # images of each half
     share: Tensor = sums(

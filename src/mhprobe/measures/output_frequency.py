@@ -9,13 +9,15 @@ input, after attention, after MLP.
 """
 
 import math
+from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadBatch, HeadLayout, wide
+from mhprobe.measures.base import Meaning
 from mhprobe.measures.parts.image_sums import MeanOverImages
 
 _WHITE = math.log(2) / 2  # of real Gaussian white noise: complex off frequency 0, real at it
@@ -44,6 +46,12 @@ class OutputFrequency(MeanOverImages):
     label = "Δ ln amplitude, highest frequency"
     larger = "the head writes sharper maps"
     also = ("spectrum", "depth_variance")
+    along: ClassVar[Mapping[str, Meaning]] = {
+        "spectrum": Meaning(
+            "mean of the logarithm of the amplitude at a frequency, relative to frequency 0",
+            "the head writes more of this frequency",
+        )
+    }
     empty = "of a grid of tokens of this shape, height and width share no frequency but 0, or it is of one token"
 
     heads: Tensor  # (A, K) sums over images of the mean over channels of ln amplitude

@@ -7,13 +7,15 @@ canonical correlations rho. Second moments suffice.
 Shapes: R the largest head width.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
+from mhprobe.measures.base import Meaning
 from mhprobe.measures.parts.moments import Parts
 from mhprobe.measures.parts.pairs import PairMeasure, Pairs
 
@@ -31,6 +33,12 @@ class SVCCA(PairMeasure):
     fooled_by = "by definition: whitened directions count alike: to share a faint one is as good as a strong one"
     label = "SVCCA: mean canonical correlation"
     also = ("coefficients",)
+    along: ClassVar[Mapping[str, Meaning]] = {
+        "rho": Meaning("canonical correlation, the largest first", "the two heads share more"),
+        "null_rho": Meaning(
+            "canonical correlation of unrelated heads", "more is shared by chance alone"
+        ),
+    }
     equal_up_to = "a linear map of their main directions"
 
     def __init__(

@@ -28,6 +28,7 @@ class Described(Protocol):
 
     kind: ClassVar[MeasureKind]
     larger: ClassVar[str]
+    along: ClassVar[Mapping[str, tuple[str, str]]]
     alike: ClassVar[Extreme]
     masks: ClassVar[bool]
     also: ClassVar[tuple[str, ...]]
@@ -109,12 +110,9 @@ def _described(measure: Described, label: str, result: Result, part: str = "") -
     """Add the measure's facts; to a table of another column, with one more axis, only what holds of it, too."""
     result = result._replace(about=measure.about, of=None if measure.of_images else Sample())
     if result.table is not None and result.table.kind.endswith("_along"):
-        larger = (
-            "nothing: a small p shows an effect"
-            if part.endswith("_p_holm")
-            else "more: see the measure's help"
-        )
-        return result.saying(part[1:].replace("_", " "), larger)
+        column = part[1:]
+        label, larger = measure.along.get(column, (column.replace("_", " "), ""))
+        return result.saying(label, larger)
     result = result._replace(
         alike=measure.alike if measure.kind == "pairwise" else None, masks=measure.masks
     )

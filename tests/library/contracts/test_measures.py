@@ -284,6 +284,10 @@ def test_columns_have_the_shapes_of_their_kind(name, case):
     assert columns["value"].shape == shapes[measure.kind]
     for column, names in measure.axes.items():
         assert columns[column].shape in ((heads, len(names)), (heads, heads, len(names)))
+        said = measure.along[column]  # a table of its own says what it is, in words
+        assert len(said.label.split()) > 2 and len(said.larger) > 10
+        assert not said.larger.endswith(".")
+    assert set(measure.along) == set(measure.axes)
     torch.testing.assert_close(measure.compute(), columns["value"], rtol=0, atol=0, equal_nan=True)
     # what a value is read against, and what its interval is, is in the docs, and nothing else is
     own = {name for name in ("null", "chance", "uniform", "p", "p_holm", "low") if name in columns}
