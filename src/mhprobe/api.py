@@ -51,7 +51,7 @@ from mhprobe.recording.outputs import Of, Output, taking
 from mhprobe.report.tables import curve_rows
 from mhprobe.report.values import Found, Values
 from mhprobe.scoring.base import Score, looked, score_for
-from mhprobe.scoring.parts.evaluate import Evaluator
+from mhprobe.scoring.parts.evaluate import Evaluator, MaskedAs
 from mhprobe.surgery.costs import costs
 from mhprobe.weights.normalisation import seen_by
 
@@ -62,7 +62,7 @@ NO_IMAGES = (
 )
 
 
-def measure(
+def measure(  # noqa: PLR0913 -- a notebook's door: each argument is a keyword of its own
     model: nn.Module,
     loader: Iterable[Any],
     measures: Sequence[Measure | Callable[[HeadLayout], Measure]],
@@ -148,7 +148,7 @@ def measure(
     )
 
 
-def masking_curve(
+def masking_curve(  # noqa: PLR0913 -- a notebook's door: each argument is a keyword of its own
     model: nn.Module,
     loader: Iterable[Any],
     units: str = "index",
@@ -474,15 +474,17 @@ def _evaluators(
     kind = score_for(
         choice, "masking_curve: score", labelled, features, min(len(marks) for _, marks in walks)
     )
-    options: Any = {"rescale": rescale, "of": "norm" if features else "loss"}
+    slopes_of: Of = "norm" if features else "loss"
     walk = walks[-1][0]
     # zeros stand in the place of labels that are not there, and no fill may be fitted to them
     none: Any = None
-    options["fill"] = find_fill(
-        model, fill, walk if labelled else lambda: (b._replace(labels=none) for b in walk())
-    )
-    images = [(again, len(marks)) for again, marks in walks]
-    return [Evaluator(model, *of, score=looked(kind, model, *of), **options) for of in images]
+    unlabelled = walk if labelled else lambda: (b._replace(labels=none) for b in walk())
+    masked = MaskedAs(find_fill(model, fill, unlabelled), rescale)
+    evaluators = []
+    for again, marks in walks:
+        judge = looked(kind, model, again, len(marks), of=slopes_of)
+        evaluators.append(Evaluator(model, again, len(marks), masked=masked, score=judge))
+    return evaluators
 
 
 def _marks(batch: Batch) -> Tensor:

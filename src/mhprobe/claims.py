@@ -17,22 +17,18 @@ def run(cfg: "Config", folder: Path) -> None:
     from mhprobe.framework.run.questions import answer
     from mhprobe.lab.claims.parts.asking import judged
     from mhprobe.lab.claims.parts.claim import chosen
+    from mhprobe.lab.claims.parts.evidence import Counts
 
     claims, parts = chosen(cfg.claims), cfg.evidence
     assert parts is not None
     names = tuple(dict.fromkeys(name for claim in claims.values() for name in claim.measures))
     maps = {name: construct(part, f"evidence.maps.{name}") for name, part in parts.maps.items()}
-    images: dict[str, Any] = {
-        "of_maps": parts.maps_of,
-        "of_control": parts.control_of,
-        "of_choice": parts.chosen_on,
-        "draws": parts.draws,
-    }
+    counts = Counts(parts.maps_of, parts.control_of, parts.chosen_on, parts.draws)
 
     def questions(material: "Material", _: "Report") -> list[Question]:
         second = parts.second and builders.prepared(parts.second, "evidence.second")
         others: dict[str, Any] = {"second": second, "runs": parts.runs, "key": "evidence.runs"}
-        ask = functools.partial(judged, claims=claims, maps=maps, **images, **others)
+        ask = functools.partial(judged, claims=claims, maps=maps, counts=counts, **others)
         return [Question("claims", ask, names, control=cfg.control is not None)]
 
     answer(cfg, folder, questions).complain()

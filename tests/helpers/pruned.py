@@ -12,7 +12,7 @@ import torch
 import mhprobe
 from mhprobe.backbones import build, layout_of
 from mhprobe.data.batch import Batch
-from mhprobe.pruning.rounds import Images
+from mhprobe.pruning.rounds import Judge, Selection
 from mhprobe.surgery.costs import costs
 from mhprobe.surgery.speed import speed_table
 from mhprobe.weights.checkpoint import save_weights
@@ -110,13 +110,13 @@ class Data:
 
 
 def shown(units, model=None):
-    """A loud network with gates, its layout, and images of a pruning that it was shown."""
+    """A loud network with gates, its layout, and the judge of a pruning that was shown it."""
     model = (tiny_vit(depth=3) if model is None else model).eval()
     make_loud(model, 0.3)
     layout = mhprobe.attach(model, units=units).layout
-    images = Images(Data(model), torch.device("cpu"))
-    images.show(model)
-    return model, layout, images
+    judge = Judge(Selection(Data(model), torch.device("cpu")))
+    judge.show(model)
+    return model, layout, judge
 
 
 def spared(model, layout, image, unit="flops"):

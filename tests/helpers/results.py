@@ -35,9 +35,8 @@ def add_measure(
     **about: Any,
 ) -> list[Path]:
     about["label"] = label or name.replace("_", " ")
-    results = of_measure(
-        name, measure(kind, **about), report.layout, columns, control, None, end, during
-    )
+    described = measure(kind, layout=report.layout, **about)
+    results = of_measure(name, described, columns, control, None, end, during)
     return report.add(results)
 
 

@@ -67,7 +67,7 @@ class ImageData(L.LightningDataModule):
     _told = False  # how the images were interpreted
     _classes: tuple[str, ...] = ()  # of the network that labels the images, where nobody else has
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- its arguments are the keys of conf/data/
         self,
         source: Source,
         batch_size: int,

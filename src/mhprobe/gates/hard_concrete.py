@@ -98,7 +98,7 @@ class HardConcreteGates(HeadGates):
     noise: Tensor
     relaxed: Tensor
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- its arguments are the keys of conf/gates/
         self,
         model: nn.Module,
         layout: HeadLayout,

@@ -10,6 +10,7 @@ head width, W windows.
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -86,35 +87,40 @@ class Shown(Weights):
         return Shown(parts[0])
 
 
-class Paired(Weights):
-    """Weights from arguments of torch's scaled_dot_product_attention. slope: along its result."""
+@dataclass(frozen=True)
+class Product:
+    """Arguments of torch's scaled_dot_product_attention, in its order."""
 
-    def __init__(
-        self,
-        heads: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> None:
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+
+class Paired(Weights):
+    """Weights of a ``Product`` of queries and keys. slope: along its result."""
+
+    def __init__(self, heads: int, product: Product) -> None:
+        query, key, value = product.query, product.key, product.value
+        attn_mask = product.attn_mask
         if query.dim() == 3:  # rows and heads in one dimension
             query, key, value = (part.unflatten(0, (-1, heads)) for part in (query, key, value))
             if attn_mask is not None and attn_mask.dim() == 3:
                 attn_mask = attn_mask.unflatten(0, (-1, heads))
-        if enable_gqa:
+        if product.enable_gqa:
             times = query.shape[1] // key.shape[1]
             key, value = (part.repeat_interleave(times, 1) for part in (key, value))
         self.query, self.key = query.detach(), key.detach()
         self.value: Tensor | None = value.detach()
         self.slope: Tensor | None = None
         self.device = query.device
-        self.scale = query.shape[-1] ** -0.5 if scale is None else scale
+        self.scale = query.shape[-1] ** -0.5 if product.scale is None else product.scale
         self.shape = (*query.shape[:3], key.shape[2])
-        self.causal = is_causal
+        self.causal = product.is_causal
         self.mask = None if attn_mask is None else attn_mask.detach().expand(self.shape)
         # a bias of positions is the same for all rows, also in a batch of one
         self.shared = attn_mask is None or attn_mask.dim() < 4 or len(attn_mask) == 1

@@ -37,7 +37,7 @@ class Faithfulness(NamedTuple):
 STEPS = 10  # shares in which patches are deleted and inserted, where a map has as many patches
 
 
-def faithfulness(
+def faithfulness(  # noqa: PLR0913 -- its arguments are the keys of conf/maps.yaml
     model: nn.Module,
     images: Tensor,
     maps: Sequence[Tensor],

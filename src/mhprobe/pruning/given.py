@@ -44,6 +44,7 @@ class Given:
     step or remove; UserError for one of them beside heads that are named otherwise.
     threshold: with heads=gates, remove heads with |gate| at or below it. guarantee: remove all
     heads if it holds without them, else none. seed: of the order of its images.
+    kept: (A,) bool, decision of the run that learned the gates; None if the weights have none.
     """
 
     heads: Any
@@ -53,12 +54,10 @@ class Given:
     threshold: float | None = None
     guarantee: Guarantee | None = None
     seed: int = 0
+    kept: Tensor | None = None
 
-    def choose(self, model: nn.Module, kept: Tensor | None = None) -> Choice:
-        """Choose heads.
-
-        kept: (A,) bool, decision of the run that learned the gates; None if the weights have none.
-        """
+    def choose(self, model: nn.Module) -> Choice:
+        """Choose heads."""
         layout = layout_of(model)
         if self.threshold is not None and self.heads != "gates":
             raise UserError(
@@ -75,7 +74,7 @@ class Given:
                 f"{quoted(self.heads)}."
             )
         elif self.heads == "gates":
-            choice = Choice(_closed(model, layout, kept, self.threshold))
+            choice = Choice(_closed(model, layout, self.kept, self.threshold))
         elif Path(self.heads).suffix == ".csv":
             choice = self._table(self.heads, layout)
         else:

@@ -23,7 +23,7 @@ from mhprobe.gates.target import Lagrangian
 from mhprobe.io.progress import progress
 from mhprobe.masking.parts.units import saving_of_each
 from mhprobe.pruning.on_path import mask_by, within
-from mhprobe.pruning.rounds import Images
+from mhprobe.pruning.rounds import Judge
 from mhprobe.recording.outputs import gate_slope
 from mhprobe.recording.state import inspecting
 
@@ -56,23 +56,23 @@ class LearnedGates:
                     f"{name}: learned gates need {least:g} or more, got {getattr(self, name)}."
                 )
 
-    def choose(self, model: nn.Module, images: Images, target: Mapping[str, float]) -> Tensor:
+    def choose(self, model: nn.Module, judge: Judge, target: Mapping[str, float]) -> Tensor:
         """(A,) bool, units to remove so that at most ``target`` is left (units of it: ``within``).
 
         model: carries gates.
         """
         units = within(model, target)
-        open_A = self.fit(model, images, [*target.values()], saving_of_each(units.limits))
+        open_A = self.fit(model, judge, [*target.values()], saving_of_each(units.limits))
         return mask_by(open_A, units, compete="each", multiple=self.multiple)
 
     def fit(
-        self, model: nn.Module, images: Images, shares: Sequence[float], cost_TA: Tensor
+        self, model: nn.Module, judge: Judge, shares: Sequence[float], cost_TA: Tensor
     ) -> Tensor:
         """(A,) float64, P(open) after the last step. cost_TA: share of each whole that a unit is, of FLOPs or a kind.
 
         shares: of each whole that may be left.
         """
-        gates = gates_of(model)
+        gates, count = gates_of(model), len(judge.selection.chosen)
         relaxed = HardConcrete()
         prices = [Lagrangian(lr=self.price_lr) for _ in shares]
         factors = gates.effective().cpu().double()
@@ -97,9 +97,9 @@ class LearnedGates:
                     .logit()
                 )
                 gate = relaxed.sample(log_alpha, noise)
-                positions = torch.randperm(len(images.chosen), generator=draw)[: self.batch]
+                positions = torch.randperm(count, generator=draw)[: self.batch]
                 slope = gate_slope(
-                    model, gates, factors * gate.detach(), images.sloped(positions), images.of
+                    model, gates, factors * gate.detach(), judge.sloped(positions), judge.of
                 ).cpu()
                 left_T = 1 - cost_TA @ (1 - relaxed.p_open(log_alpha))
                 loss = (slope * factors * gate).sum()

@@ -37,7 +37,7 @@ from mhprobe.recording.outputs import Of
 from mhprobe.recording.replay import gate_values
 from mhprobe.recording.state import moved
 from mhprobe.scoring.base import Score, looked, score_for
-from mhprobe.scoring.parts.evaluate import Evaluator
+from mhprobe.scoring.parts.evaluate import Evaluator, MaskedAs
 from mhprobe.scoring.parts.tally import tally
 from mhprobe.stats.significance import paired, wilson
 from mhprobe.surgery.costs import count_flops, count_parameters
@@ -120,13 +120,13 @@ class Pruned:
         return any(images.startswith("test:") for images in self.chosen_by)
 
 
-class Images:
-    """Batches of a pruning on ``device``: images that choose and repair, test images, calibration for a guarantee.
+class Selection:
+    """Images of a pruning on ``device``: those that choose and repair, test images, calibration for a guarantee.
 
-    look_at: number of images of the split ``select_on``, stratified, not augmented. score: None for
-    the labels, or without them what the model allows. half: units are chosen in bfloat16. cache:
-    folder for the scores of masks, so that a killed run goes on; None for none. facts: plain values
-    that decide scores, beside the weights and the images.
+    Called with nothing, or with some ``positions`` of the images that choose, it starts a walk over
+    them: batches whose ``index`` counts from 0.
+
+    look_at: number of images of the split ``select_on``, stratified, not augmented.
     """
 
     def __init__(
@@ -136,17 +136,8 @@ class Images:
         select_on: str = "train",
         look_at: int = 1024,
         seed: int = 0,
-        score: type[Score] | None = None,
-        half: bool = False,
-        cache: Path | None = None,
-        facts: Mapping[str, Any] | None = None,
     ) -> None:
-        self.data, self.device, self.seed, self.score, self.half = data, device, seed, score, half
-        self.cache, self.facts = cache, facts or {}
-        self.scores: dict[
-            str, Score
-        ] = {}  # by who is shown the images; until ``show`` the labels alone
-        self.of: Of = "loss"
+        self.data, self.device, self.seed = data, device, seed
         self.split = SPLITS[select_on]
         # validation images that choose do not vote for themselves
         self.banked = ("train",) if self.split == "val" else ("train", "val")
@@ -157,124 +148,155 @@ class Images:
         """The images that choose, as "split:digest"."""
         return f"{self.split}:{self.data.images_of(self.split)}"
 
-    def selection(self, positions: Tensor | None = None) -> Iterator[Batch]:
-        """Batches of the images that choose, or of some at ``positions``; ``index`` counts from 0."""
-        images = self.chosen if positions is None else self.chosen[positions]
+    def __call__(self, positions: Tensor | None = None) -> Iterator[Batch]:
+        chosen = self.chosen if positions is None else self.chosen[positions]
         place = torch.full((self.data.sizes[self.split],), 0, device=self.device)
         place[self.chosen] = torch.arange(len(self.chosen), device=self.device)
-        for batch in self.data.batches(self.split, self.device, images):
+        for batch in self.data.batches(self.split, self.device, chosen):
             yield batch._replace(index=place[batch.index])
 
-    def sloped(self, positions: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """(images, labels) of ``selection`` for slopes, after ``show``; without labels the network's own classes."""
-        for batch in self.selection(positions):
-            labels = (
-                batch.labels if self.of == "norm" else self.scores["chosen"].sloped(batch).labels
-            )
-            yield batch.images[batch.valid], labels[batch.valid]
-
-    def choosing(self) -> torch.autocast:
-        """Context in which units are chosen: products in bfloat16 with ``half``."""
-        # a cache would hold the weights of all smaller networks that are tried
-        return torch.autocast(
-            self.device.type, torch.bfloat16, enabled=self.half, cache_enabled=False
-        )
-
     def first(self) -> Tensor:
-        """(B, 3, height, width), the first batch of them."""
-        return next(self.selection()).images
+        """(B, 3, height, width), the first batch of the images that choose."""
+        return next(self()).images
 
     def test(self, count: int | None = None) -> Iterator[Batch]:
         """Batches of all test images, or of some."""
-        return self.data.batches(
-            "test", self.device, None if count is None else self._some("test", count)
-        )
+        some = None if count is None else self._some("test", count)
+        return self.data.batches("test", self.device, some)
 
-    def show(self, dense: nn.Module) -> None:
-        """Run the whole network on all images, for scores that compare with it."""
-        features, sizes = gives_features(dense), self.data.sizes
-        self.of = "norm" if features else "loss"
-        walks: dict[str, tuple[Walk, int]] = {"chosen": (self.selection, len(self.chosen))}
-        walks["test"] = self.test, sizes["test"]
-        if "calibration" in sizes:
-            walks["calibration"] = self._calibration, sizes["calibration"]
-        bank, fewest = (
-            (self._bank, sum(map(sizes.__getitem__, self.banked))),
-            min(n for _, n in walks.values()),
-        )
-        kind = score_for(self.score, "score", not self.data.unlabelled, features, fewest, bank[1])
-        self.scores = {
-            name: looked(kind, dense, *walk, bank, show=True) for name, walk in walks.items()
-        }
-        self.scores["chosen"].places = self.chosen if self.split == self.banked[0] else None
+    def calibration(self) -> Iterator[Batch]:
+        """Batches of the images that were set aside for a guarantee."""
+        return self.data.batches("calibration", self.device)
 
-    def stands_in(self, model: nn.Module, fold: Fold) -> Fill | None:
-        """Find the fill for the heads that go, on the images that choose."""
-        if fold != "zero":
-            refuse_unfoldable(model)
-        return find_fill(model, fold, self.selection)
-
-    def evaluate(self, model: nn.Module, rescale: bool, fill: Fill | None = None) -> Evaluate:
-        """Scores masks of ``model`` on the images that choose."""
-        about = self.selection, len(self.chosen), "choosing what goes", True
-        return Evaluator(
-            model, *about, pick=self.selection, **self._how("chosen", model, rescale, fill)
-        )
-
-    def calibrate(self, model: nn.Module, rescale: bool, fill: Fill | None = None) -> Evaluate:
-        """Scores masks of ``model`` on the images that were set aside."""
-        about = self._calibration, self.data.sizes["calibration"], "what can be promised", True
-        return Evaluator(model, *about, **self._how("calibration", model, rescale, fill))
-
-    def _how(
-        self, shown: str, model: nn.Module, rescale: bool, fill: Fill | None
-    ) -> dict[str, Any]:
-        """Options of ``Evaluator``, with the answers that are known of this network and these images."""
-        score, cache = self.scores.get(shown), None
-        if self.cache is not None:
-            weights = digest({**model.state_dict(), "gates": gates_of(model).effective()})
-            chosen = [self.split, self.chosen.tolist()]
-            images = chosen if shown == "chosen" else [shown, self.data.set_aside]
-            fill_from = None if fill is None else chosen
-            how = {
-                "images": images,
-                "rescale": rescale,
-                "fill_from": fill_from,
-                "score": describe(type(score)),
-            }
-            how |= {"half": self.half}
-            if score is not None and score.banked:
-                how |= {
-                    "bank": [*map(self.data.images_of, self.banked)],
-                    "itself": score.places is None,
-                }
-            cache = MaskCache(self.cache, cache_key(dense=self.facts, pruned=weights, **how))
-        return {"rescale": rescale, "fill": fill, "score": score, "of": self.of, "cache": cache}
-
-    def _bank(self) -> Iterator[Batch]:
+    def bank(self) -> Iterator[Batch]:
         """Images with labels that a score may compare with; ``index`` counts through their splits."""
         for number, split in enumerate(self.banked):
             for batch in self.data.batches(split, self.device):
                 yield batch._replace(index=batch.index + number * self.data.sizes[self.banked[0]])
 
-    def _calibration(self) -> Iterator[Batch]:
-        return self.data.batches("calibration", self.device)
+    def stands_in(self, model: nn.Module, fold: Fold) -> Fill | None:
+        """Find the fill for the heads that go, on the images that choose."""
+        if fold != "zero":
+            refuse_unfoldable(model)
+        return find_fill(model, fold, self)
 
     def _some(self, split: str, count: int) -> Tensor:
         labels = self.data.splits[split].labels
-        chosen = (
-            np.arange(len(labels)) if count >= len(labels) else stratified(labels, count, self.seed)
-        )
+        every = np.arange(len(labels))
+        chosen = every if count >= len(labels) else stratified(labels, count, self.seed)
         return torch.from_numpy(np.asarray(chosen))
+
+
+class Judge:
+    """Scores masks on the images of a ``selection``, and smaller networks on its test images.
+
+    score: None for the labels, or without them what the model allows. half: units are chosen in
+    bfloat16. cache: folder for the scores of masks, so that a killed run goes on; None for none.
+    facts: plain values that decide scores, beside the weights and the images.
+    """
+
+    def __init__(
+        self,
+        selection: Selection,
+        score: type[Score] | None = None,
+        half: bool = False,
+        cache: Path | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.selection, self.score, self.half = selection, score, half
+        self.cache, self.facts = cache, facts or {}
+        # by who is shown the images; until ``show`` the labels alone
+        self.scores: dict[str, Score] = {}
+        self.of: Of = "loss"
+
+    def show(self, dense: nn.Module) -> None:
+        """Run the whole network on all images, for scores that compare with it."""
+        selection, sizes = self.selection, self.selection.data.sizes
+        features = gives_features(dense)
+        self.of = "norm" if features else "loss"
+        walks: dict[str, tuple[Walk, int]] = {"chosen": (selection, len(selection.chosen))}
+        walks["test"] = selection.test, sizes["test"]
+        if "calibration" in sizes:
+            walks["calibration"] = selection.calibration, sizes["calibration"]
+        bank = selection.bank, sum(sizes[split] for split in selection.banked)
+        fewest = min(count for _, count in walks.values())
+        labelled = not selection.data.unlabelled
+        kind = score_for(self.score, "score", labelled, features, fewest, bank[1])
+        self.scores = {
+            name: looked(kind, dense, *walk, bank, show=True, of=self.of)
+            for name, walk in walks.items()
+        }
+        itself = selection.split == selection.banked[0]
+        self.scores["chosen"].places = selection.chosen if itself else None
+
+    def sloped(self, positions: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """(images, labels) of the selection for slopes, after ``show``; without labels the network's own classes."""
+        for batch in self.selection(positions):
+            labels = batch.labels
+            if self.of != "norm":
+                labels = self.scores["chosen"].sloped(batch).labels
+            yield batch.images[batch.valid], labels[batch.valid]
+
+    def choosing(self) -> torch.autocast:
+        """Context in which units are chosen: products in bfloat16 with ``half``."""
+        # a cache would hold the weights of all smaller networks that are tried
+        kind = self.selection.device.type
+        return torch.autocast(kind, torch.bfloat16, enabled=self.half, cache_enabled=False)
+
+    def evaluate(self, model: nn.Module, rescale: bool, fill: Fill | None = None) -> Evaluate:
+        """Scores masks of ``model`` on the images that choose."""
+        walk, masked = self.selection, MaskedAs(fill, rescale)
+        return Evaluator(
+            model,
+            walk,
+            len(walk.chosen),
+            "choosing what goes",
+            pick=walk,
+            masked=masked,
+            score=self.scores.get("chosen"),
+            cache=self._cache("chosen", model, masked),
+        )
+
+    def calibrate(self, model: nn.Module, rescale: bool, fill: Fill | None = None) -> Evaluate:
+        """Scores masks of ``model`` on the images that were set aside."""
+        masked = MaskedAs(fill, rescale)
+        return Evaluator(
+            model,
+            self.selection.calibration,
+            self.selection.data.sizes["calibration"],
+            "what can be promised",
+            masked=masked,
+            score=self.scores.get("calibration"),
+            cache=self._cache("calibration", model, masked),
+        )
+
+    def _cache(self, shown: str, model: nn.Module, masked: MaskedAs) -> MaskCache | None:
+        """Answers that are known of this network, these images and this score."""
+        if self.cache is None:
+            return None
+        selection, score = self.selection, self.scores.get(shown)
+        weights = digest({**model.state_dict(), "gates": gates_of(model).effective()})
+        chosen = [selection.split, selection.chosen.tolist()]
+        how = {
+            "images": chosen if shown == "chosen" else [shown, selection.data.set_aside],
+            "rescale": masked.rescale,
+            "fill_from": None if masked.fill is None else chosen,
+            "score": describe(type(score)),
+            "half": self.half,
+        }
+        if score is not None and score.banked:
+            how["bank"] = [*map(selection.data.images_of, selection.banked)]
+            how["itself"] = score.places is None
+        return MaskCache(self.cache, cache_key(dense=self.facts, pruned=weights, **how))
 
 
 class Chooses(Protocol):
     """A method that is shown the network itself: gates that are learned, or another package."""
 
-    def choose(self, model: nn.Module, images: Images, target: Mapping[str, float]) -> Tensor:
-        """(A,) bool, the units that go so that at most ``target`` is left, as of ``within``.
+    def choose(self, model: nn.Module, judge: Judge, target: Mapping[str, float]) -> Tensor:
+        """(A,) bool, units to remove so that at most ``target`` is left (units of it: ``within``).
 
-        model: carries gates.
+        model: carries gates. judge: of masks, on the images of its ``selection``.
         """
 
 
@@ -282,7 +304,7 @@ class Chooses(Protocol):
 class Shown:
     """Units that a method chooses which is shown the network.
 
-    target: what may be left, as of ``within``.
+    target: what may be left, see ``within``.
     """
 
     method: Chooses
@@ -293,14 +315,14 @@ class Shown:
         """UserError for a target below what is left without all units, and widths that are no multiples."""
         within(model, self.target, multiple=getattr(self.method, "multiple", 1))
 
-    def choose(self, model: nn.Module, images: Images) -> Choice:
+    def choose(self, model: nn.Module, judge: Judge) -> Choice:
         """Choose units.
 
         UserError for what is no mask of the units, and for a mask that misses the target.
         """
         name, limits = type(self.method).__name__, within(model, self.target).limits
         assert limits is not None
-        mask = getattr(self.method, "choose", lambda *_: None)(model, images, self.target)
+        mask = getattr(self.method, "choose", lambda *_: None)(model, judge, self.target)
         if not isinstance(mask, Tensor) or (mask.dtype, *mask.shape) != (
             torch.bool,
             limits.layout.num_heads,
@@ -321,34 +343,42 @@ class Shown:
 Source = Given | OnPath | Shown
 
 
+@dataclass(frozen=True)
+class Removal:
+    """How chosen units are removed, and what is done with the smaller network behind it.
+
+    proj_bias: as for ``prune_heads``. fold: see ``Fold``. mend: options of ``repair``, None for
+    none. train: called behind them.
+    """
+
+    proj_bias: ProjBias = "keep"
+    fold: Fold = "zero"
+    mend: Mapping[str, Any] | None = None
+    train: Train | None = None
+
+
 def prune(
     model: nn.Module,
-    images: Images,
+    judge: Judge,
     source: Source,
+    removal: Removal = Removal(),
     *,
-    kept: Tensor | None = None,
     rounds: int = 1,
-    proj_bias: ProjBias = "keep",
-    fold: Fold = "zero",
-    mend: Mapping[str, Any] | None = None,
-    train: Train | None = None,
     chosen_by: Sequence[str] = (),
     whole: tuple[Stage, Tensor] | None = None,
     promised: bool = True,
 ) -> Pruned:
     """Return a copy of ``model`` without the heads that ``source`` chooses; ``model`` itself keeps its gates.
 
-    kept: decision of learned gates, for ``Given``. rounds: of choosing and removing, with
-    ``OnPath``. proj_bias: as for ``prune_heads``. fold: see ``Fold``. mend: options of ``repair``.
-    train: called after each round. chosen_by: images that chose heads before. whole: the dense
-    network's row and right images, if known: the masked is not scored.
+    rounds: of choosing and removing, with ``OnPath``. chosen_by: images that chose heads before.
+    whole: the dense network's row and right images, if known: the masked is not scored.
     promised: False where a guarantee is of budgets, which are tested later.
 
     UserError for a model that cannot lose heads, RuntimeError if masked and pruned logits differ by
     more than rounding.
     """
     refuse_unprunable(model)  # before anything is evaluated
-    check_fill(model, fold, "fold")
+    check_fill(model, removal.fold, "fold")
     layout = layout_of(model)
     if not isinstance(source, OnPath) and rounds > 1:
         raise UserError(
@@ -356,82 +386,85 @@ def prune(
         )
     if not isinstance(source, Given):
         source.check(model, rounds)
-    preset = source.choose(model, kept) if isinstance(source, Given) else None
-    looked_at = _looked_at(source, preset, images, chosen_by)
-    images.show(model.to(images.device).eval())
-    now, left, nothing = model, 1.0, torch.zeros(layout.num_heads, dtype=torch.bool)
-    record = Pruned(
-        model, nothing, scored=images.scores["test"].scored, chosen_by=looked_at, kinds=layout.kinds
-    )
-    record.stages, record.right = ([whole[0]], [whole[1]]) if whole else ([], [])
-    score = functools.partial(_score, images, record)
-    if not whole:
+    preset = source.choose(model) if isinstance(source, Given) else None
+    looked_at = _looked_at(source, preset, judge.selection, chosen_by)
+    judge.show(model.to(judge.selection.device).eval())
+    now, left = model, 1.0
+    nothing = torch.zeros(layout.num_heads, dtype=torch.bool)
+    scored = judge.scores["test"].scored
+    record = Pruned(model, nothing, scored=scored, chosen_by=looked_at, kinds=layout.kinds)
+    score = functools.partial(_score, judge, record)
+    if whole:
+        record.stages.append(whole[0])
+        record.right.append(whole[1])
+    else:
         score("dense", 0, model)
     for number in range(1, rounds + 1):
-        start, fill, choice = time.perf_counter(), images.stands_in(now, fold), preset
+        start = time.perf_counter()
+        fill = judge.selection.stands_in(now, removal.fold)
+        choice = preset
         if source.guarantee is not None and promised:
-            choice, record.promise = _promised(source, preset, now, images, fill)
+            choice, record.promise = _promised(source, preset, now, judge, fill)
             if not record.promise.steps:
                 return record
         elif isinstance(source, OnPath):
-            evaluate = images.evaluate(now, source.rescale, fill)
-            with images.choosing():
-                choice, left = source.choose(
-                    now, evaluate, images.first, layout, left, number / rounds
-                )
+            evaluate = judge.evaluate(now, source.rescale, fill)
+            first = judge.selection.first
+            with judge.choosing():
+                choice, left = source.choose(now, evaluate, first, layout, left, number / rounds)
         elif isinstance(source, Shown):
-            with images.choosing():
-                choice = source.choose(now, images)
+            with judge.choosing():
+                choice = source.choose(now, judge)
         assert choice is not None
         record.minutes += (time.perf_counter() - start) / 60
         record.gone, record.rescaled = removed_after(record.gone, choice.mask), choice.rescale
         record.scores = choice.scores
-        smaller = _remove(now, choice, proj_bias, images, record, number, fill, whole is None)
-        if mend is not None:
-            repair(
-                smaller,
-                now,
-                lambda: (batch.images for batch in images.selection()),
-                **mend,
-                proj_bias=proj_bias,
-            )
+        proj_bias = removal.proj_bias
+        smaller = _remove(now, choice, proj_bias, judge, record, number, fill, whole is None)
+        if removal.mend is not None:
+            walk = _images_of(judge.selection)
+            repair(smaller, now, walk, **removal.mend, proj_bias=proj_bias)
             score("repaired", number, smaller)
-        if train is not None:
-            smaller = train(smaller, layout.kept(record.gone), number)
+        if removal.train is not None:
+            smaller = removal.train(smaller, layout.kept(record.gone), number)
             score("tuned", number, smaller)
-        attach(now := smaller, units=layout.kinds)
+        attach(smaller, units=layout.kinds)
+        now = smaller
     remove_gates(now)
     return dataclasses.replace(record, model=now.eval())
 
 
+def _images_of(walk: Walk) -> Callable[[], Iterator[Tensor]]:
+    return lambda: (batch.images for batch in walk())
+
+
 def _looked_at(
-    source: Source, choice: Choice | None, images: Images, before: Sequence[str]
+    source: Source, choice: Choice | None, selection: Selection, before: Sequence[str]
 ) -> tuple[str, ...]:
     """The images that choose, with those of ``before``; UserError if a promise is asked for on some of them."""
     if isinstance(source, Given):
         chosen_by = (*before, *(choice.chosen_by if choice else ()))
     else:
         chosen_by = (
-            (*before, images.name)
+            (*before, selection.name)
             if isinstance(source, Shown) or source.order.searches
             else tuple(before)
         )
     if source.guarantee is None:
         return chosen_by
-    check_unseen(chosen_by, images.data)
-    return (*chosen_by, f"calibration:{images.data.set_aside}")
+    check_unseen(chosen_by, selection.data)
+    return (*chosen_by, f"calibration:{selection.data.set_aside}")
 
 
 def _promised(
-    source: Source, choice: Choice | None, model: nn.Module, images: Images, fill: Fill | None
+    source: Source, choice: Choice | None, model: nn.Module, judge: Judge, fill: Fill | None
 ) -> tuple[Choice, Promise]:
     if isinstance(source, OnPath):
-        evaluate, calibrate = (
-            make(model, source.rescale, fill) for make in (images.evaluate, images.calibrate)
-        )
-        return source.promise(model, evaluate, calibrate, images.first)
+        evaluate = judge.evaluate(model, source.rescale, fill)
+        calibrate = judge.calibrate(model, source.rescale, fill)
+        return source.promise(model, evaluate, calibrate, judge.selection.first)
     assert isinstance(source, Given) and source.guarantee is not None and choice is not None
-    calibrate = images.calibrate(model, choice.rescale, fill)
+    calibrate = judge.calibrate(model, choice.rescale, fill)
     return choice, promise_of(choice, calibrate, source.guarantee, layout_of(model), source.seed)
 
 
@@ -439,7 +472,7 @@ def _remove(
     model: nn.Module,
     choice: Choice,
     proj_bias: ProjBias,
-    images: Images,
+    judge: Judge,
     record: Pruned,
     number: int,
     fill: Fill | None,
@@ -458,7 +491,7 @@ def _remove(
             reference = copy.deepcopy(model)
             drop_bias(reference, [site for site in layout.sites if not kept[site.name]])
         with gates_of(reference).fixed(values):
-            shown = (batch.images for batch in images.test(CHECKED))
+            shown = (batch.images for batch in judge.selection.test(CHECKED))
             difference, size = largest_difference(reference, pruned, shown)
             if not difference <= TOLERANCE * max(1.0, size):
                 raise RuntimeError(
@@ -468,14 +501,14 @@ def _remove(
                 )
             record.difference = max(record.difference, difference)
             if score_masked:
-                _score(images, record, "masked", number, reference, choice.mask)
-    _score(images, record, "pruned", number, pruned)
+                _score(judge, record, "masked", number, reference, choice.mask)
+    _score(judge, record, "pruned", number, pruned)
     return pruned
 
 
 @torch.inference_mode()
 def _score(
-    images: Images,
+    judge: Judge,
     record: Pruned,
     stage: str,
     number: int,
@@ -486,15 +519,16 @@ def _score(
 
     mask: (A,) bool, its units that are off.
     """
-    model = moved(model, images.device).eval()
-    count = images.data.sizes["test"]
+    selection, kind = judge.selection, judge.scores["test"]
+    model = moved(model, selection.device).eval()
+    count = selection.data.sizes["test"]
     with progress(f"{stage} on test", count) as done:
         result = tally(
             model,
-            images.test(),
+            selection.test(),
             count,
             lambda batch: done(int(batch.valid.sum())),
-            images.scores["test"],
+            kind,
         )
     low, high = (float(bound) for bound in wilson(result["correct"].cpu(), torch.tensor(count)))
     record.right.append(
@@ -520,9 +554,9 @@ def _score(
         parameters=count_parameters(model),
         flops=count_flops(
             model,
-            torch.zeros(1, channels_of(model), *input_spec(model)["size"], device=images.device),
+            torch.zeros(1, channels_of(model), *input_spec(model)["size"], device=selection.device),
         ),
-        score=images.scores["test"].scored.name,
+        score=kind.scored.name,
         neurons=int(left_A[heads:].sum()) if "neuron" in record.kinds else None,
     )
     record.stages.append(row)

@@ -35,7 +35,7 @@ from mhprobe.io.progress import progress
 from mhprobe.masking.base import ROUNDING
 from mhprobe.masking.parts.units import saving_of_each
 from mhprobe.pruning.on_path import mask_by, within
-from mhprobe.pruning.rounds import Images
+from mhprobe.pruning.rounds import Judge, Selection
 from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.patching import summed_along
 from mhprobe.recording.state import inspecting
@@ -69,7 +69,7 @@ class SnapViT:
         for name, least in (("crops", 1), ("generations", 0), ("levels", 1), ("shown", 1)):
             whole_number(name, getattr(self, name), least)
 
-    def choose(self, model: nn.Module, images: Images, target: Mapping[str, float]) -> Tensor:
+    def choose(self, model: nn.Module, judge: Judge, target: Mapping[str, float]) -> Tensor:
         """(A,) bool, units to remove so that at most ``target`` is left (units of it: ``within``).
 
         model: carries gates.
@@ -79,14 +79,13 @@ class SnapViT:
         units = within(model, target)
         site_A = layout.site_of_head
         cost_TA = saving_of_each(units.limits)
-        within_A = self.within_layers(model, images)
-        count = len(images.chosen)
-        score = images.scores.get("chosen")  # of this network: it chooses before any head has gone
+        selection = judge.selection
+        within_A = self.within_layers(model, selection)
+        count = len(selection.chosen)
+        score = judge.scores.get("chosen")  # of this network: it chooses before any head has gone
         if not isinstance(score, Cosine):
-            score = looked(Cosine, model, images.selection, count, show=True)
-        evaluate = Evaluator(
-            model, images.selection, count, "evolving", True, pick=images.selection, score=score
-        )
+            score = looked(Cosine, model, selection, count, show=True)
+        evaluate = Evaluator(model, selection, count, "evolving", pick=selection, score=score)
         positions = evaluate.spread(self.shown)
         saved_TL = [
             (1 - share) * torch.arange(1, self.levels + 1) / self.levels
@@ -109,15 +108,17 @@ class SnapViT:
             factor_S = evolved(likeness, len(layout.sites), self.generations, self.seed).exp()
         return mask_by(within_A * factor_S[site_A], units, multiple=self.multiple)
 
-    def within_layers(self, model: nn.Module, images: Images) -> Tensor:
+    def within_layers(self, model: nn.Module, selection: Selection) -> Tensor:
         """(A,) float64, importance of a unit among those of its layer; larger is more important.
 
         The slope, along the gate, of the cross-entropy between outputs for a crop and for its whole
         image is summed over crops. Its square is averaged over images.
         """
-        total_A = torch.zeros(layout_of(model).num_heads, dtype=torch.float64, device=images.device)
-        with progress("slopes of crops", len(images.chosen)) as done:
-            for batch in images.selection():
+        total_A = torch.zeros(
+            layout_of(model).num_heads, dtype=torch.float64, device=selection.device
+        )
+        with progress("slopes of crops", len(selection.chosen)) as done:
+            for batch in selection():
                 images_BCHW, index = batch.images[batch.valid], batch.index[batch.valid]
                 crops = [
                     cropped(images_BCHW, index, fold(self.seed, number))
@@ -125,7 +126,7 @@ class SnapViT:
                 ]
                 total_A += slopes(model, images_BCHW, crops).square().sum(0)
                 done(len(images_BCHW) * ranks.size())
-        return ranks.total(total_A).cpu() / len(images.chosen)
+        return ranks.total(total_A).cpu() / len(selection.chosen)
 
 
 def cropped(images: Tensor, index: Tensor, key: int) -> Tensor:

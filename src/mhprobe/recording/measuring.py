@@ -8,7 +8,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -33,6 +33,19 @@ MOST = 2**30  # bytes that a record takes, but for that of a single image
 Columns = dict[str, Tensor]
 
 
+class Passes(NamedTuple):
+    """How passes are recorded.
+
+    at_gates: slopes are along the share of a head that its gate lets through, as a removal sees
+        them: 0 for a closed head. Without it they are along the gate itself.
+    beside: further needs to record, so that results equal those of a pass with these needs bit by
+        bit.
+    """
+
+    at_gates: bool = False
+    beside: frozenset[Need] = frozenset()
+
+
 def measure(
     model: nn.Module,
     measures: Mapping[str, Measure],
@@ -54,9 +67,8 @@ def feed(
     select: Walk | None = None,
     class_names: Sequence[str] = (),
     done: Callable[[Batch], None] = lambda batch: None,
-    at_gates: bool = False,
     of: Of = "loss",
-    beside: frozenset[Need] = frozenset(),
+    passes: Passes = Passes(),
 ) -> dict[str, UserError]:
     """Show the images to the measures, without asking for columns; return the UserError of each that refused.
 
@@ -65,21 +77,17 @@ def feed(
     Interaction its pairs) and fills are found (``recording.fills``); without it fills are found on
     ``batches``, which flatters.
     class_names: for measures. done: called after each batch, also of ``select``.
-    at_gates: slopes are along the share of a head that its gate lets through, as a removal sees
-    them: 0 for a closed
-        head. Without it they are along the gate itself.
-    of: scalar to differentiate, as for ``record``. beside: further needs, so that numbers equal to
-        the last digit those of a pass that has them.
+    of: scalar to differentiate, as for ``record``. passes: how they are recorded.
 
     A measure that refuses is fed no further, and does not hold up the others; so does one whose
     needs ``record`` refuses. Raises what ``record`` refuses for all of them. A collective: every
     rank gets the same.
     """
-    device, gates = next(model.parameters()).device, gates_of(model)
-    if of_heads := [
-        key for key, item in measures.items() if item.layout.kinds < gates.layout.kinds
-    ]:
-        neurons = gates.layout.of("neuron").num_heads
+    device = next(model.parameters()).device
+    layout = gates_of(model).layout
+    of_heads = [key for key, item in measures.items() if item.layout.kinds < layout.kinds]
+    if of_heads:
+        neurons = layout.of("neuron").num_heads
         warnings.warn(
             f"{', '.join(of_heads)}: of heads alone, the model's {neurons} neurons are left out",
             MeasureWarning,
@@ -93,9 +101,7 @@ def feed(
     fills = {
         name: find_fill(model, name, select or batches) for name in fills_of(measures.values())
     }
-    feeding = functools.partial(
-        _feed, model, gates, done=done, at_gates=at_gates, of=of, fills=fills, beside=beside
-    )
+    feeding = functools.partial(_feed, model, done=done, passes=passes, of=of, fills=fills)
     refused = feeding((select or batches)(), choosing, True) if choosing else {}
     for key, item in choosing.items():
         if key not in refused:
@@ -180,14 +186,14 @@ def score_heads(
 ) -> Tensor:
     """(A,) one column of one measure, which also chooses on these images if it has to.
 
-    Slopes are ``at_gates``.
+    Slopes are ``at_gates`` (see ``Passes``).
 
     options: as of ``feed``. Raises UserError if it refuses, or if the column is not one number per
     head.
     """
-    columns = measured(model, {scores_by.name: scores_by}, batches, at_gates=True, **options)[
-        scores_by.name
-    ]
+    at_gates = Passes(at_gates=True)
+    found = measured(model, {scores_by.name: scores_by}, batches, passes=at_gates, **options)
+    columns = found[scores_by.name]
     shape = (scores_by.layout.num_heads,)
     if column not in columns or columns[column].shape != shape:
         usable = [name for name, values in columns.items() if values.shape == shape]
@@ -201,25 +207,26 @@ def score_heads(
 
 def _feed(
     model: nn.Module,
-    gates: HeadGates,
     batches: Iterable[Batch],
     measures: Mapping[str, Measure],
     selecting: bool,
     done: Callable[[Batch], None],
-    at_gates: bool,
+    passes: Passes,
     of: Of,
     fills: Mapping[FillName, Fill | None],
-    beside: frozenset[Need],
 ) -> dict[str, UserError]:
     """Feed every batch to every measure (selecting: to its ``select``); return what was refused on any rank."""
     refused: dict[str | None, UserError] = {}
+    gates = gates_of(model)
     layout = gates.layout
     try:
         check_model(model)
         for batch in batches:
-            if not (active := {key: item for key, item in measures.items() if key not in refused}):
+            active = {key: item for key, item in measures.items() if key not in refused}
+            if not active:
                 break
-            needs = read_as(model, active.values(), needs_of(active.values(), selecting) | beside)
+            needs = needs_of(active.values(), selecting) | passes.beside
+            needs = read_as(model, active.values(), needs)
             check_batch(
                 model, batch.images, batch.labels, layout
             )  # whole: a piece has as many labels as images
@@ -235,11 +242,10 @@ def _feed(
                     active = {key: item for key, item in active.items() if key not in unfit}
                     if not unfit or not active:
                         raise
-                    needs = needs_of(active.values(), selecting) | beside
+                    needs = needs_of(active.values(), selecting) | passes.beside
                     heads = look(needs=read_as(model, active.values(), needs))
-                heads = dataclasses.replace(
-                    _at_gates(heads, gates) if at_gates else heads, ends=part is parts[-1]
-                )
+                heads = _at_gates(heads, gates) if passes.at_gates else heads
+                heads = dataclasses.replace(heads, ends=part is parts[-1])
                 shown = {
                     key: (
                         item,

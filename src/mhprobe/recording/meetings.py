@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from mhprobe.backbones.base import Seam
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, Shown, Weights
-from mhprobe.heads.attention import Paired
+from mhprobe.heads.attention import Paired, Product
 
 Take = Callable[[int, Weights], None]
 Through = Callable[[int, Tensor], Tensor]
@@ -87,7 +87,7 @@ class Meetings(contextlib.ExitStack):
             result = meeting(*args, **kwargs)
             weights: Weights = Shown(result)
         else:
-            weights = Paired(self.layout.sites[number].num_heads, *args, **kwargs)
+            weights = Paired(self.layout.sites[number].num_heads, Product(*args, **kwargs))
         self.take(number, weights)
         if meeting is not F.softmax:
             result = meeting(*args, **kwargs)

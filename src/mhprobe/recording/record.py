@@ -8,7 +8,7 @@ costs about one forward.
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -57,10 +57,22 @@ from mhprobe.recording.taps import SLOPES, Taps
 NEEDS = frozenset(
     {"grad", "attn", "attn_grad", "rows", "row_slopes", "stream", "weights", "direct"}
 )
+
+
+class _Shown(NamedTuple):
+    """What ``record`` is shown, each as it says."""
+
+    images: Tensor
+    labels: Tensor | None
+    valid: Tensor | None
+    index: Tensor | None  # type: ignore[assignment]  # hides tuple.index
+    objects: Tensor | None
+
+
 IMAGES = 4  # enough to count operations, which are proportional to images
 
 
-def record(
+def record(  # noqa: PLR0913 -- a notebook's door: each argument is a keyword of its own
     model: nn.Module,
     images: Tensor,
     labels: Tensor | None = None,
@@ -102,40 +114,34 @@ def record(
     that is larger than the free memory, and outputs of which several could be the logits.
     """
     with taking(output):
-        return _recorded(model, images, labels, needs, valid, index, objects, of, fills, layout)
+        shown = _Shown(images, labels, valid, index, objects)
+        return _recorded(model, shown, needs, of, fills, layout)
 
 
 def _recorded(
     model: nn.Module,
-    images: Tensor,
-    labels: Tensor | None,
+    shown: _Shown,
     needs: Collection[Need],
-    valid: Tensor | None,
-    index: Tensor | None,
-    objects: Tensor | None,
     of: Of,
     fills: Mapping[FillName, Fill | None],
     layout: HeadLayout | None,
 ) -> HeadBatch:
     """The record of ``record``, whose arguments these are."""
-    named, grad, attn_grad = (
-        _checked(model, needs, labels is not None or of in UNLABELLED, of, valid),
-        None,
-        None,
-    )
-    slopes, layout = named & SLOPES, layout or gates_of(model).layout
+    images, labels, valid, index, objects = shown
+    named = _checked(model, needs, labels is not None or of in UNLABELLED, of, valid)
+    slopes = named & SLOPES
+    layout = layout or gates_of(model).layout
     check_batch(model, images, labels, layout, needs)
-    check_lengths(len(images), valid=valid, index=index, objects=objects)
+    count = len(images)
+    check_lengths(count, valid=valid, index=index, objects=objects)
+    grad = attn_grad = None
     with (
         inspecting(model, gradients=bool(slopes)),
         Taps(model, layout, named) as taps,
         sized(model, images),
     ):
-        images, labels, count = (
-            usable(images),
-            None if labels is None else usable(labels),
-            len(images),
-        )
+        images = usable(images)
+        labels = None if labels is None else usable(labels)
         logits = logits_of(model(images), model)
         check_finite(layout, taps.heads, logits, valid, index)
         check_labels(labels, logits)
@@ -143,7 +149,8 @@ def _recorded(
             refuse_features(model, of)
             grad, attn_grad = taps.slopes(objective(logits, labels, of).sum())
         rows = taps.read_rows()
-    z, clean = _per_head(layout, taps.heads, count), Pass(images, taps.heads, logits.detach())
+    z = _per_head(layout, taps.heads, count)
+    clean = Pass(images, taps.heads, logits.detach())
     relevant = {
         need: relevances(model, images, labels, need)
         for need in needs

@@ -5,6 +5,7 @@ Shapes: A heads of all sites, P points in training.
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -36,22 +37,31 @@ class Described(Protocol):
     label: str
     unit: str
     axes: dict[str, list[str]]
+    layout: HeadLayout
 
     @property
     def about(self) -> str: ...
 
 
+class Figures(NamedTuple):
+    """Figures of a measure.
+
+    kinds: by the end of their names, in place of the measure's own. options: by kind.
+    """
+
+    kinds: Mapping[str, str] | None = None
+    options: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+
+
 def of_measure(
     name: str,
     measure: Described,
-    layout: HeadLayout,
     columns: Mapping[str, Tensor],
     control: Mapping[str, Tensor] | None = None,
     label: str | None = None,
     end: str = "",
     during: str = "",
-    drawn: Mapping[str, str] | None = None,
-    options: Mapping[str, Mapping[str, Any]] | None = None,
+    figures: Figures = Figures(),
 ) -> dict[str, Result]:
     """Return all results of a measure by their names, which begin with ``name`` and stop with ``end``.
 
@@ -60,10 +70,9 @@ def of_measure(
     figure.
     columns: "value" first. control: the same columns of a freshly initialised network, for the
     column "random_init", the figures, and tables ``<name>_random_init``. label: in place of the
-    measure's. during: as in ``Result``. drawn: kinds of figures by the end of their names, in place
-    of the measure's own. options: of figures, by kind.
+    measure's. during: as in ``Result``. figures: which are drawn, and how.
     """
-    label = label or measure.label
+    label, layout = label or measure.label, measure.layout
     shown = dict(columns) if control is None else {**columns, TWIN: control["value"]}
     results = {
         f"{name}{part}{end}": _described(
@@ -74,12 +83,12 @@ def of_measure(
     heads = layout.of("head")
     of_heads = _of_heads(shown, layout)
     of_twin = control and _of_heads(control, layout)
-    for part, kind in (
-        {"": measure.kind, **{f"_{k}": k for k in measure.also}} if drawn is None else drawn
-    ).items():
-        figure = twins.draw(
-            kind, heads, of_heads, label, measure.axes, of_twin, **(options or {}).get(kind, {})
-        )
+    kinds = figures.kinds
+    if kinds is None:
+        kinds = {"": measure.kind, **{f"_{kind}": kind for kind in measure.also}}
+    for part, kind in kinds.items():
+        options = figures.options.get(kind, {})
+        figure = twins.draw(kind, heads, of_heads, label, measure.axes, of_twin, **options)
         key = f"{name}{part}{end}"
         # a column may be called as its figure is
         table = results.get(key) or _described(

@@ -19,7 +19,7 @@ from mhprobe.io.code import classes_in
 from mhprobe.io.progress import progress
 from mhprobe.masking.base import Scored
 from mhprobe.recording.checks import sized
-from mhprobe.recording.outputs import broken, logits_of, refuse_broken
+from mhprobe.recording.outputs import Of, broken, logits_of, refuse_broken
 from mhprobe.recording.state import inspecting
 
 
@@ -43,6 +43,7 @@ class Score(abc.ABC):
         0  # training images of the judged model that it compares with at least, see ``beside``
     )
     least: ClassVar[int] = 1  # images of a split that it takes to judge one
+    of: Of = "loss"  # slopes are of it, or of the norm of features, as for ``record``
     bank: "tuple[Walk, int] | None" = None
     places: Tensor | None = (
         None  # (N,) of the images of the split in the bank, where they are part of it
@@ -70,6 +71,11 @@ class Score(abc.ABC):
         """True if the model has one output, whose cross-entropy is always 0."""
         outputs = getattr(self, "outputs", None)
         return outputs is not None and outputs.shape[1] == 1
+
+    @property
+    def slopes_of(self) -> Of:
+        """What slopes are taken of: of a single output always the norm."""
+        return "norm" if self.single else self.of
 
     @abc.abstractmethod
     def __call__(self, outputs: Tensor, index: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,14 +155,15 @@ def looked(
     images: int,
     bank: tuple[Walk, int] | None = None,
     show: bool = False,
+    of: Of = "loss",
 ) -> Score:
     """The score of a split, with outputs of the unmasked ``model`` or a ``bank`` of training images. A collective.
 
-    show: the progress of it.
+    show: the progress of it. of: what slopes are taken of, as for ``record``.
     """
     if score.banked or not score.unmasked:
         judge = score()
-        judge.bank = bank
+        judge.bank, judge.of = bank, of
         return judge
     bar = progress("the whole network's outputs", images, show=show)
     with inspecting(model, gradients=False), bar as done:  # outside inference mode
@@ -167,7 +174,9 @@ def looked(
                 return logits_of(model(images), model)
 
         outputs, labels = outputs_of_split(outputs_of, batches, images)
-    return score(outputs, labels if score.labelled else None)
+    judge = score(outputs, labels if score.labelled else None)
+    judge.of = of
+    return judge
 
 
 def outputs_of_split(

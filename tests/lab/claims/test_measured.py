@@ -18,7 +18,7 @@ from mhprobe.framework.questions.material import Material
 from mhprobe.lab.claims.parts.asking import ask
 from mhprobe.lab.claims.parts.claim import chosen
 from mhprobe.lab.claims.parts.draws import positions_of
-from mhprobe.lab.claims.parts.evidence import Evidence
+from mhprobe.lab.claims.parts.evidence import Counts, Evidence
 from mhprobe.masking.by_score import ByScore
 from mhprobe.masking.parts.curve import CurveSpec
 from mhprobe.measures.ablation_delta import AblationDelta
@@ -80,7 +80,7 @@ def made(tmp_path):
             twin=control if twin else None,
             store=tmp_path / "measured",
         )
-        return Evidence(material, maps={}, of_maps=10, of_control=12, of_choice=15, draws=2)
+        return Evidence(material, {}, Counts(maps=10, control=12, choice=15, draws=2))
 
     return make
 

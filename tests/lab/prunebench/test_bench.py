@@ -210,7 +210,7 @@ def test_jobs_that_start_together_share_out_the_cells_and_take_over_from_one_tha
         return {"repaired": 0.5}, {"repaired": torch.ones(2, dtype=torch.bool)}, None
 
     monkeypatch.setattr(cells, "run_cell", watched)
-    monkeypatch.setattr(cells.pruning, "images", lambda *_: None)
+    monkeypatch.setattr(cells.pruning, "judge_of", lambda *_: None)
     job = cells.Cells(cfg, material)
     other = threading.Thread(
         target=lambda: theirs.append(cells.Cells(cfg, material).run()), daemon=True
@@ -308,9 +308,9 @@ def test_features_are_judged_by_neighbours_among_all_images_that_are_not_tested(
 def test_a_seed_draws_what_a_method_draws_and_its_images(trained, tmp_path, monkeypatch):
     chosen, prune = [], bench.prune
 
-    def watched(model, images, source, **options):
-        pruned = prune(model, images, source, **options)
-        chosen.append((pruned.gone, source.order.seed, images.chosen.tolist()))
+    def watched(model, judge, source, *how, **options):
+        pruned = prune(model, judge, source, *how, **options)
+        chosen.append((pruned.gone, source.order.seed, judge.selection.chosen.tolist()))
         return pruned
 
     monkeypatch.setattr(bench, "prune", watched)
@@ -329,16 +329,16 @@ def test_a_seed_reaches_the_search_inside_an_order(monkeypatch):
     """Its race once looked at the same images in the cells of every seed."""
     methods = []
 
-    def watched(model, images, source, **_):
+    def watched(model, judge, source, *_, **__):
         methods.append(source.order)
         raise StopIteration
 
     monkeypatch.setattr(bench, "prune", watched)
-    model, _, images = shown(KINDS)
+    model, _, judge = shown(KINDS)
     plain = Turns(turns=3, multiple=2)
     for seed in (0, 5):
         with pytest.raises(StopIteration):
-            bench.run_cell(Cell("turns", 0.6, seed), plain, model, images)
+            bench.run_cell(Cell("turns", 0.6, seed), plain, model, judge)
     first, other = methods
     assert first == plain and other.search.single.then == Racing(seed=5)
     assert dataclasses.replace(other, search=plain.search) == plain  # nothing else is another
@@ -350,7 +350,7 @@ class Last:
     def __init__(self, left):
         self.left = left
 
-    def choose(self, model, images, target):
+    def choose(self, model, judge, target):
         layout = layout_of(model)
         return torch.arange(layout.num_heads) >= layout.num_heads * self.left
 
@@ -379,8 +379,8 @@ def test_one_method_is_not_several():
 
 
 def test_any_class_that_chooses_is_a_method():
-    model, layout, images = shown({"head", "neuron"})
-    row, right, _ = bench.run_cell(Cell("last", 0.6, 3), Last(0.2), model, images)
+    model, layout, judge = shown({"head", "neuron"})
+    row, right, _ = bench.run_cell(Cell("last", 0.6, 3), Last(0.2), model, judge)
     assert (
         row["heads"] + row["neurons"] == math.ceil(0.2 * layout.num_heads) and row["flops"] <= 0.6
     )
@@ -407,13 +407,13 @@ def test_any_class_that_chooses_is_a_method():
 )
 def test_a_method_that_misses_its_budget_has_no_place_among_equals(choose, match):
     """It was once the best at .3 of the FLOPs, of which it left .69."""
-    model, _, images = shown(KINDS)
+    model, _, judge = shown(KINDS)
     with pytest.raises(mhprobe.UserError, match=match):
         bench.run_cell(
             Cell("last", 0.6, 0),
             SimpleNamespace(**({"choose": choose} if choose else {})),
             model,
-            images,
+            judge,
         )
 
 

@@ -13,7 +13,7 @@ import mhprobe.studies.causal
 import runs
 from mhprobe.data.batch import Batch
 from mhprobe.framework.run import builders
-from mhprobe.lab.papers.causal_gates import ROLES, causal_gates, causal_roles, roles
+from mhprobe.lab.papers.causal_gates import ROLES, Fit, causal_gates, causal_roles, roles
 from models import BUILDERS, images_for, labels_for, tiny_vit
 
 
@@ -35,7 +35,7 @@ def test_known_parts_are_found():
     toy = Toy([0.6, 0.0, -0.6, 0.6, 0.0, -0.6])
     images, labels = images_for(toy.vit, 4), torch.zeros(4, dtype=torch.long)
     found = causal_gates(
-        toy, lambda epoch: [(images, labels)], weight=0.01, steps=120, start_steps=20
+        toy, lambda epoch: [(images, labels)], Fit(weight=0.01, steps=120, start_steps=20)
     )
     assert [ROLES[i] for i in found["role"]] == ["necessary", "irrelevant", "interfering"] * 2
     assert torch.equal(found["facilitation"], found["plus"])
@@ -48,7 +48,7 @@ def test_without_a_price_nothing_is_told_apart():
     toy = Toy([0.6, 0.0, -0.6, 0.6, 0.0, -0.6])
     images, labels = images_for(toy.vit, 4), torch.zeros(4, dtype=torch.long)
     found = causal_gates(
-        toy, lambda epoch: [(images, labels)], weight=1e-12, steps=60, start_steps=20
+        toy, lambda epoch: [(images, labels)], Fit(weight=1e-12, steps=60, start_steps=20)
     )
     torch.testing.assert_close(found["plus"], found["minus"], atol=0.02, rtol=0)
     assert found["plus"][1] > 0.8
@@ -69,7 +69,7 @@ def test_heads_that_are_off_stay_off_and_learned_factors_stay():
     toy.__class__ = Watched
     images, labels = images_for(toy.vit, 4), torch.zeros(4, dtype=torch.long)
     found = causal_gates(
-        toy, lambda epoch: [(images, labels)], weight=0.01, steps=120, start_steps=20
+        toy, lambda epoch: [(images, labels)], Fit(weight=0.01, steps=120, start_steps=20)
     )
     most = torch.stack(seen).amax(0)
     assert most[0] == 0 and most[1] <= 0.5 and most[2] > 0.9
@@ -157,9 +157,9 @@ def test_a_step_of_many_images_takes_the_memory_of_a_few_and_has_the_slope_of_al
 
     def starts(labels, **more) -> torch.Tensor:
         most.clear()
-        options = dict(weight=0.01, steps=5, start_steps=2, **more)
+        options = Fit(weight=0.01, steps=5, start_steps=2)
         return causal_gates(
-            Counting([0.6, 0.0, -0.6] * 2), lambda epoch: [(images, labels)], **options
+            Counting([0.6, 0.0, -0.6] * 2), lambda epoch: [(images, labels)], options, **more
         )["start"]
 
     whole = starts(labels)
@@ -193,7 +193,7 @@ def test_the_model_is_left_as_it_was_and_the_answer_repeats(build):
     batch = (images_for(model, 4), labels_for(4))
     options = dict(weight=0.01, steps=4, start_steps=2)
     with torch.inference_mode():  # as Lightning tests
-        found = [causal_gates(model, lambda epoch: [batch], **options) for _ in range(2)]
+        found = [causal_gates(model, lambda epoch: [batch], Fit(**options)) for _ in range(2)]
     assert all(torch.equal(found[0][key], found[1][key]) for key in found[0])
     assert torch.equal(gates.values, values) and not gates.values.requires_grad and model.training
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
@@ -215,7 +215,7 @@ def test_the_model_is_left_as_it_was_and_the_answer_repeats(build):
 )
 def test_options_that_cannot_work_are_refused(options):
     with pytest.raises(mhprobe.UserError, match=rf"^{next(iter(options))}: "):
-        causal_gates(Toy([0.0] * 6).vit, lambda epoch: [], **options)
+        causal_gates(Toy([0.0] * 6).vit, lambda epoch: [], Fit(**options))
 
 
 @pytest.mark.parametrize(
@@ -258,5 +258,5 @@ def test_the_learning_rate_falls_to_nothing(monkeypatch):
     model = tiny_vit()
     mhprobe.attach(model)
     batch = (images_for(model, 4), labels_for(4))
-    causal_gates(model, lambda epoch: [batch], weight=0.01, steps=4, start_steps=0, lr=0.2)
+    causal_gates(model, lambda epoch: [batch], Fit(weight=0.01, steps=4, start_steps=0, lr=0.2))
     assert rates == pytest.approx([0.2, 0.15, 0.1, 0.05] * 2)

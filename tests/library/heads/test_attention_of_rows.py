@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from mhprobe.heads.attention import Paired
+from mhprobe.heads.attention import Paired, Product
 
 EVERY = torch.arange(3), torch.arange(5)
 
@@ -14,7 +14,7 @@ EVERY = torch.arange(3), torch.arange(5)
 def made(rows: int, mask=None, **options) -> Paired:
     torch.manual_seed(0)
     query, key, value = torch.randn(3, 3, 2, 5, 4, dtype=torch.float64)[:, :rows]
-    return Paired(2, query, key, value, attn_mask=mask, **options)
+    return Paired(2, Product(query, key, value, attn_mask=mask, **options))
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 5, 5), (5, 5), (1, 1, 5, 5)])

@@ -18,7 +18,7 @@ from mhprobe.measures.parts.hashing import DONORS, image_numbers, mixed
 from mhprobe.recording import fills
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.replay import Replay
-from mhprobe.scoring.parts.evaluate import Evaluator
+from mhprobe.scoring.parts.evaluate import Evaluator, MaskedAs
 from models import BUILDERS, images_for, labels_for, make_loud, tiny_vit
 from oracles import fill as oracle
 
@@ -221,7 +221,7 @@ def test_slopes_are_along_the_way_from_a_head_to_what_stands_there(model, name, 
     batch = Batch(images, labels, torch.arange(N), torch.ones(N, dtype=torch.bool))
     fill = find_fill(model, name, lambda: [batch])
     mask = gates.layout.mask([2])
-    evaluate = Evaluator(model, lambda: [batch], N, fill=fill)
+    evaluate = Evaluator(model, lambda: [batch], N, masked=MaskedAs(fill))
     mean, square = evaluate.slopes(mask)
     present = gates.effective().detach().double()
 

@@ -20,7 +20,7 @@ from mhprobe.data.loader import EvalOrder
 from mhprobe.errors import UserError
 from mhprobe.heads import FillName
 from mhprobe.recording.fills import find_fill
-from mhprobe.scoring.parts.evaluate import Evaluator
+from mhprobe.scoring.parts.evaluate import Evaluator, MaskedAs
 from models import images_for, labels_for, tiny_swin, tiny_vit
 
 MODELS = {"vit": tiny_vit, "swin": tiny_swin}
@@ -47,7 +47,7 @@ def found(family: str, size: int) -> dict[str, Any]:
         except UserError as error:
             said[name] = str(error)
             continue
-        losses = Evaluator(model, walk, size, fill=fill)(
+        losses = Evaluator(model, walk, size, masked=MaskedAs(fill))(
             torch.eye(layout.num_heads, dtype=torch.bool)
         ).losses
         said[name] = [losses, *(fill.sites if fill is not None else ())]

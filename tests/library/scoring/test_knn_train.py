@@ -12,7 +12,7 @@ from sklearn.neighbors import KNeighborsClassifier
 import mhprobe
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
-from mhprobe.pruning.rounds import Images
+from mhprobe.pruning.rounds import Judge, Selection
 from mhprobe.scoring.base import looked, score_for
 from mhprobe.scoring.knn_train import KNNTrain
 from mhprobe.scoring.parts.evaluate import Evaluator
@@ -125,12 +125,13 @@ def test_an_image_of_the_bank_is_judged_by_the_others(model):
 
 @pytest.mark.parametrize("name", ["train", "validation", "test"])
 def test_images_that_choose_a_pruning_do_not_vote_for_themselves(name):
-    _, _, images = shown({"head"})
-    images = Images(images.data, images.device, name, look_at=30, score=KNNTrain)
-    images.show(tiny_vit())
-    places = images.scores["chosen"].places
-    assert (places is images.chosen) if name == "train" else (places is None)
-    assert images.scores["test"].places is None
+    _, _, judge = shown({"head"})
+    known = judge.selection
+    judge = Judge(Selection(known.data, known.device, name, look_at=30), KNNTrain)
+    judge.show(tiny_vit())
+    places = judge.scores["chosen"].places
+    assert (places is judge.selection.chosen) if name == "train" else (places is None)
+    assert judge.scores["test"].places is None
 
 
 def test_a_bank_that_is_too_small_is_refused():

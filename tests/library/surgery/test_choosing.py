@@ -56,7 +56,7 @@ def off(mask):
 
 
 def given(model, heads, kept=None, **options):
-    return off(Given(heads, **options).choose(model, kept).mask)
+    return off(Given(heads, kept=kept, **options).choose(model).mask)
 
 
 def written(path, header, *rows):
@@ -198,8 +198,8 @@ def test_gates_that_are_closed_name_heads(model):
 def test_the_decision_of_learned_gates_is_of_heads_where_neurons_can_go_too():
     kept = torch.ones(6, dtype=torch.bool)
     kept[[0, 4]] = False
-    model, _, images = shown({"head", "neuron"}, network("vit"))
-    result = prune(model, images, Given("gates"), kept=kept)
+    model, _, judge = shown({"head", "neuron"}, network("vit"))
+    result = prune(model, judge, Given("gates", kept=kept))
     assert off(result.gone) == [0, 4] and result.stages[-1].counted == "4 heads and 192 neurons"
     small = mhprobe.prune_heads(model, [0, 4])
     assert all(
@@ -210,7 +210,7 @@ def test_the_decision_of_learned_gates_is_of_heads_where_neurons_can_go_too():
     with pytest.raises(
         mhprobe.UserError, match=r"^heads: expected shape \(0,\), one entry per head"
     ):
-        Given("gates").choose(model, kept)
+        Given("gates", kept=kept).choose(model)
 
 
 # on a path

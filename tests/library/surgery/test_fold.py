@@ -74,14 +74,14 @@ def test_the_constant_that_costs_least_is_folded():
 
 
 def test_no_sixteenth_of_an_mlp_costs_more_than_with_its_means_and_a_mix_is_folded():
-    model, layout, images, fill, mean = folded(KINDS)
+    model, layout, judge, fill, mean = folded(KINDS)
     spans = [
         layout.span(number) for number, site in enumerate(layout.sites) if site.kind == "neuron"
     ]
     parts = [list(range(span.start + part, span.stop, 16)) for span in spans for part in range(16)]
     masks = torch.stack([layout.mask(part) for part in parts])
     best, plain = (
-        images.evaluate(model, False, instead)(masks).mean_loss for instead in (fill, mean)
+        judge.evaluate(model, False, instead)(masks).mean_loss for instead in (fill, mean)
     )
     assert (best <= plain + 1e-6).all()
     assert (best < plain - 1e-4).sum() > len(masks) // 2
@@ -89,22 +89,22 @@ def test_no_sixteenth_of_an_mlp_costs_more_than_with_its_means_and_a_mix_is_fold
 
 def folded(units):
     """The pruned network has the masked network's logits with the optimal constants, which are not the means."""
-    model, layout, images = shown(units)
-    fill, mean = (images.stands_in(model, fold) for fold in ("optimal", "mean"))
-    mask, seen = layout.mask([1, *range(4, layout.num_heads, 3)]), images.data.images
+    model, layout, judge = shown(units)
+    fill, mean = (judge.selection.stands_in(model, fold) for fold in ("optimal", "mean"))
+    mask, seen = layout.mask([1, *range(4, layout.num_heads, 3)]), judge.selection.data.images
     expected = Replay(model, mask[None], fill=fill)(seen)[0]
     torch.testing.assert_close(
         logits(mhprobe.prune_heads(model, mask, fold=fill), seen), expected, rtol=1e-4, atol=1e-5
     )
     assert not torch.allclose(Replay(model, mask[None], fill=mean)(seen)[0], expected, atol=1e-3)
-    return model, layout, images, fill, mean
+    return model, layout, judge, fill, mean
 
 
 @pytest.mark.parametrize("kind", ["head", "neuron"])
 def test_a_fill_of_heads_and_neurons_serves_either_alone(kind):
     """It once ended in a ValueError of zip()."""
-    model, layout, images = shown(KINDS)
-    fill, seen = images.stands_in(model, "mean"), images.data.images
+    model, layout, judge = shown(KINDS)
+    fill, seen = judge.selection.stands_in(model, "mean"), judge.selection.data.images
     part = torch.tensor([site.kind == kind for _, _, site in layout])
     mask = torch.zeros(int(part.sum()), dtype=torch.bool)
     mask[[1, 4]] = True

@@ -23,7 +23,7 @@ from mhprobe.measures import Magnitude
 from mhprobe.pruning.elastic import mask_at
 from mhprobe.pruning.learned import LearnedGates
 from mhprobe.pruning.on_path import OnPath
-from mhprobe.pruning.rounds import Shown, prune
+from mhprobe.pruning.rounds import Removal, Shown, prune
 from mhprobe.pruning.snapvit import SnapViT
 from mhprobe.surgery.costs import costs
 from pruned import shown
@@ -39,34 +39,34 @@ ORDERS = {
 OF_EACH = {"head": 0.7, "neuron": 0.8}  # 6 of 9 heads, 230 of 288 neurons
 
 
-def going(order, target, model, layout, images):
+def going(order, target, model, layout, judge):
     if isinstance(order, Order):
         source = OnPath(order, target=target)
         source.check(model, 1)
         choice, _ = source.choose(
-            model, images.evaluate(model, False), images.first, layout, 1.0, 1.0
+            model, judge.evaluate(model, False), judge.selection.first, layout, 1.0, 1.0
         )
         return choice.mask
     source = Shown(order, target)
     source.check(model, 1)
-    return source.choose(model, images).mask
+    return source.choose(model, judge).mask
 
 
 @pytest.mark.parametrize("name", ORDERS)
 def test_every_order_leaves_the_shares_of_each_kind_in_widths_that_are_multiples(name):
     if name.startswith("tp_"):
         pytest.importorskip("torch_pruning")
-    model, layout, images = shown(KINDS)
-    heads, neurons = (~going(ORDERS[name](), OF_EACH, model, layout, images)).tensor_split([9])
+    model, layout, judge = shown(KINDS)
+    heads, neurons = (~going(ORDERS[name](), OF_EACH, model, layout, judge)).tensor_split([9])
     assert (
         int(heads.sum()) == 6 and 228 <= int(neurons.sum()) <= 230
     )  # one ratio of Torch-Pruning can step over a few
-    left = ~going(ORDERS[name](multiple=16), OF_EACH, model, layout, images)
+    left = ~going(ORDERS[name](multiple=16), OF_EACH, model, layout, judge)
     widths = [int(part.sum()) for part in layout.split(left)]
     assert sum(widths[:3]) == 6 and all(width % 16 == 0 for width in widths[3:])
     # as much as fits; Torch-Pruning rounds each of three layers down
     assert (192 if name.startswith("tp_") else 224) <= sum(widths[3:]) <= 230
-    params = going(ORDERS[name](), {"params": 0.8}, model, layout, images)
+    params = going(ORDERS[name](), {"params": 0.8}, model, layout, judge)
     assert params.any() and not params.all()
 
 
@@ -82,8 +82,8 @@ def test_with_half_every_order_chooses_in_bfloat16_and_nothing_else_is_in_it(nam
             seen[where[0]].add(output.dtype)
 
     def chosen(half):
-        model, _, images = shown(KINDS)
-        images.half, order = half, ORDERS[name]()
+        model, _, judge = shown(KINDS)
+        judge.half, order = half, ORDERS[name]()
         source = (
             OnPath(order, target=OF_EACH) if isinstance(order, Order) else Shown(order, OF_EACH)
         )
@@ -96,7 +96,7 @@ def test_with_half_every_order_chooses_in_bfloat16_and_nothing_else_is_in_it(nam
             return choice
 
         monkeypatch.setattr(type(source), "choose", noted)
-        pruned = prune(model, images, source, mend={"per": "weights"})
+        pruned = prune(model, judge, source, Removal(mend={"per": "weights"}))
         monkeypatch.setattr(type(source), "choose", choose)
         return pruned
 
@@ -111,7 +111,7 @@ def test_with_half_every_order_chooses_in_bfloat16_and_nothing_else_is_in_it(nam
 
 
 def test_with_half_times_are_those_of_float32(monkeypatch):
-    model, layout, images = shown(KINDS)
+    model, layout, judge = shown(KINDS)
     half = []
 
     def timed(*args, **options):
@@ -119,9 +119,9 @@ def test_with_half_times_are_those_of_float32(monkeypatch):
         return lambda masks: 1 - masks.double().mean(1)
 
     monkeypatch.setattr("mhprobe.surgery.costs.latency_cost", timed)
-    source, images.half = OnPath(ORDERS["knapsack"](), target={"latency": 0.8}), True
-    with images.choosing():
-        source.choose(model, images.evaluate(model, False), images.first, layout, 1.0, 1.0)
+    source, judge.half = OnPath(ORDERS["knapsack"](), target={"latency": 0.8}), True
+    with judge.choosing():
+        source.choose(model, judge.evaluate(model, False), judge.selection.first, layout, 1.0, 1.0)
         assert torch.is_autocast_enabled("cpu")
         assert (
             not torch.is_autocast_cache_enabled()
@@ -129,8 +129,8 @@ def test_with_half_times_are_those_of_float32(monkeypatch):
     everything = SimpleNamespace(
         choose=lambda model, *_: torch.ones(layout.num_heads, dtype=torch.bool)
     )
-    with images.choosing():
-        Shown(everything, {"latency": 0.8}).choose(model, images)
+    with judge.choosing():
+        Shown(everything, {"latency": 0.8}).choose(model, judge)
     assert half == [False, False]
 
 
@@ -175,32 +175,32 @@ def test_a_share_of_a_kind_that_is_out_of_reach_is_said_in_plain_words():
 @pytest.mark.parametrize("name", ["knapsack", "fisher_swaps", "turns", "snapvit", "learned"])
 @pytest.mark.parametrize("options", [{}, {"multiple": 16}], ids=["singly", "multiples"])
 def test_a_budget_below_one_unit_is_refused_with_a_budget_that_can_be_had(name, options):
-    model, layout, images = shown(KINDS)
+    model, layout, judge = shown(KINDS)
     everything = torch.ones(1, layout.num_heads, dtype=torch.bool)
     for unit in ("flops", "params", "neuron"):
-        whole = costs(model, layout, images.first()[:1], {unit})
+        whole = costs(model, layout, judge.selection.first()[:1], {unit})
         asked_for = (
             {"head": 0.0, unit: 0.0}
             if unit == "neuron"
             else {unit: float(whole[unit](everything)) + 1e-5}
         )
         with pytest.raises(Unreached, match=r"can't be met: .* Ask for at least that") as error:
-            going(ORDERS[name](**options), asked_for, model, layout, images)
+            going(ORDERS[name](**options), asked_for, model, layout, judge)
         named, share = re.search(
             r"(\w+)=\S+ can't be met: .* (\d\.\d+) is left", str(error.value)
         ).groups()
         left = ~going(
-            ORDERS[name](**options), {**asked_for, named: float(share)}, model, layout, images
+            ORDERS[name](**options), {**asked_for, named: float(share)}, model, layout, judge
         )
         assert left.any() and left.sum() < 0.2 * layout.num_heads
-    assert going(ORDERS[name](**options), {"head": 0.0, "neuron": 0.5}, model, layout, images)[
+    assert going(ORDERS[name](**options), {"head": 0.0, "neuron": 0.5}, model, layout, judge)[
         :9
     ].all()
 
 
 @pytest.mark.parametrize("step", ["head", "layer"])
 def test_an_elastic_file_names_a_budget_that_it_can_give(step):
-    model, layout, images = shown({"head"})
+    model, layout, judge = shown({"head"})
     scores = [float(number) for number in range(layout.num_heads)]
     how = {
         "exclude_layers": (),
@@ -209,7 +209,7 @@ def test_an_elastic_file_names_a_budget_that_it_can_give(step):
         "normalize": "none",
         "multiple": 1,
     }
-    without = costs(model, layout, images.first()[:1], {"params"})["params"](
+    without = costs(model, layout, judge.selection.first()[:1], {"params"})["params"](
         torch.ones(1, 9, dtype=torch.bool)
     )
     with pytest.raises(Unreached, match="can't be met") as error:
@@ -228,6 +228,8 @@ def test_a_layer_that_keeps_so_many_keeps_a_multiple_and_the_budget_that_is_name
         OnPath(order, target={"flops": 0.01}, min_heads_per_layer=1).check(model, 1)
     share = float(re.search(r"(\d\.\d+) is left", str(error.value))[1])
     source = OnPath(order, target={"flops": share}, min_heads_per_layer=1)
-    layout, images = layout_of(model), shown(KINDS)[2]
-    choice, _ = source.choose(model, images.evaluate(model, False), images.first, layout, 1.0, 1.0)
+    layout, judge = layout_of(model), shown(KINDS)[2]
+    choice, _ = source.choose(
+        model, judge.evaluate(model, False), judge.selection.first, layout, 1.0, 1.0
+    )
     assert [int((~part).sum()) for part in layout.split(choice.mask)] == [1, 1, 1, 16, 16, 16]

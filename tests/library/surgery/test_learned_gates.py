@@ -20,15 +20,17 @@ from pruned import COUNT, shown, spared
 
 
 def test_the_expected_flops_and_those_that_are_left_are_within_a_percent_of_the_budget():
-    model, layout, images = shown(KINDS)
+    model, layout, judge = shown(KINDS)
     before = copy.deepcopy(model.state_dict())
-    cost_A = spared(model, layout, images.first())
+    cost_A = spared(model, layout, judge.selection.first())
     for share in (0.8, 0.6):
-        open_A = LearnedGates(batch=16).fit(model, images, [share], cost_A[None])
+        open_A = LearnedGates(batch=16).fit(model, judge, [share], cost_A[None])
         assert float(1 - (cost_A * (1 - open_A)).sum()) == pytest.approx(share, abs=0.01)
         assert ((open_A < 0.1) | (open_A > 0.9)).double().mean() > 0.7  # they have decided
-        found = prune(model, images, Shown(LearnedGates(batch=16), {"flops": share}))
-        left = count_flops(found.model, images.first()[:1]) / count_flops(model, images.first()[:1])
+        found = prune(model, judge, Shown(LearnedGates(batch=16), {"flops": share}))
+        left = count_flops(found.model, judge.selection.first()[:1]) / count_flops(
+            model, judge.selection.first()[:1]
+        )
         assert share - 0.01 < left <= share
     assert found.chosen_by == ("train:train",)
     after = model.state_dict()
@@ -39,12 +41,12 @@ def test_the_expected_flops_and_those_that_are_left_are_within_a_percent_of_the_
 
 def test_few_sets_of_as_many_heads_lose_less():
     """Against all 84 sets of three heads."""
-    model, layout, images = shown({"head"})
-    cost = float(spared(model, layout, images.first())[0])
-    mask = LearnedGates(batch=24).choose(model, images, {"flops": 1 - 3 * cost})
+    model, layout, judge = shown({"head"})
+    cost = float(spared(model, layout, judge.selection.first())[0])
+    mask = LearnedGates(batch=24).choose(model, judge, {"flops": 1 - 3 * cost})
     assert int(mask.sum()) == 3
     sets = list(itertools.combinations(range(layout.num_heads), 3))
-    losses = images.evaluate(model, False)(
+    losses = judge.evaluate(model, False)(
         torch.stack([layout.mask(list(heads)) for heads in sets])
     ).loss
     ours = losses[sets.index(tuple(mask.nonzero().flatten().tolist()))]
@@ -52,15 +54,18 @@ def test_few_sets_of_as_many_heads_lose_less():
 
 
 def test_without_labels_it_learns_from_the_classes_of_the_whole_network():
-    model, layout, images = shown({"head"})
+    model, layout, judge = shown({"head"})
     cost_TA = torch.full((1, layout.num_heads), 0.05, dtype=torch.float64)
-    expected = LearnedGates(steps=4, batch=24).fit(model, images, [0.9], cost_TA)
-    images.data.unlabelled, images.data.labels = True, torch.zeros(COUNT, dtype=torch.long)
-    images.show(model)
-    found = LearnedGates(steps=4, batch=24).fit(model, images, [0.9], cost_TA)
+    expected = LearnedGates(steps=4, batch=24).fit(model, judge, [0.9], cost_TA)
+    judge.selection.data.unlabelled, judge.selection.data.labels = (
+        True,
+        torch.zeros(COUNT, dtype=torch.long),
+    )
+    judge.show(model)
+    found = LearnedGates(steps=4, batch=24).fit(model, judge, [0.9], cost_TA)
     torch.testing.assert_close(found, expected)
-    wrong = [labels for _, labels in images.sloped()]
-    assert torch.cat(wrong).equal(torch.cat([model(part).argmax(1) for part, _ in images.sloped()]))
+    wrong = [labels for _, labels in judge.sloped()]
+    assert torch.cat(wrong).equal(torch.cat([model(part).argmax(1) for part, _ in judge.sloped()]))
     assert torch.cat(wrong).any()  # the control: not the labels that are there
 
 

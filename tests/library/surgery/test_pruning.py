@@ -22,11 +22,11 @@ from mhprobe.masking.random import Random
 from mhprobe.pruning import rounds
 from mhprobe.pruning.given import Given
 from mhprobe.pruning.on_path import OnPath
-from mhprobe.pruning.rounds import Images, prune
+from mhprobe.pruning.rounds import Judge, Removal, Selection, prune
 from mhprobe.recording.replay import Replay
 from mhprobe.report import tables
 from mhprobe.scoring.cosine import Cosine
-from mhprobe.scoring.parts.evaluate import Evaluator
+from mhprobe.scoring.parts.evaluate import Evaluator, MaskedAs
 from mhprobe.surgery.repair import repair
 from models import TWINS, images_for, labels_for
 from pruned import description, logits, network
@@ -64,8 +64,8 @@ def model():
     return model
 
 
-def images_of(model, **options):
-    return Images(Data(model), torch.device("cpu"), **options)
+def judge_of(model, **options):
+    return Judge(Selection(Data(model), torch.device("cpu"), **options))
 
 
 class Aside(Data):
@@ -91,11 +91,10 @@ def test_kept_answers_on_images_set_aside_are_of_these_images_this_fill_and_this
     mask = torch.arange(layout_of(model).num_heads)[None] % 2 == 0
 
     def losses(count, look_at, fold, score, cache):
-        images = Images(
-            Aside(model, count), torch.device("cpu"), look_at=look_at, score=score, cache=cache
-        )
-        images.show(model)
-        return images.calibrate(model, False, images.stands_in(model, fold))(mask).losses
+        selection = Selection(Aside(model, count), torch.device("cpu"), look_at=look_at)
+        judge = Judge(selection, score, cache=cache)
+        judge.show(model)
+        return judge.calibrate(model, False, judge.selection.stands_in(model, fold))(mask).losses
 
     first = (16, 24, "mean", None)
     others = [
@@ -127,7 +126,9 @@ def test_rounds_choose_anew_on_what_is_left_and_repair_towards_it(model, monkeyp
         return smaller
 
     source = OnPath(ByScore(measure=mhprobe.measures.GateImportance), remove=3)
-    found = prune(model, images_of(model), source, rounds=2, mend={"per": "weights"}, train=train)
+    found = prune(
+        model, judge_of(model), source, Removal(mend={"per": "weights"}, train=train), rounds=2
+    )
     assert names(found) == [
         (0, "dense", 6),
         *[(1, stage, 4) for stage in ("masked", "pruned", "repaired", "tuned")],
@@ -148,7 +149,7 @@ def test_rounds_choose_anew_on_what_is_left_and_repair_towards_it(model, monkeyp
 
 
 def test_every_stage_is_compared_with_the_dense_network_image_by_image(model):
-    found = prune(model, images_of(model), Given([0, 1, 3, 4]))
+    found = prune(model, judge_of(model), Given([0, 1, 3, 4]))
     data = Data(model)
     dense, *_, pruned = (
         logits(network, data.images["test"]).argmax(1) == data.labels["test"]
@@ -176,28 +177,30 @@ def test_every_stage_is_compared_with_the_dense_network_image_by_image(model):
 
 def test_one_test_image_is_enough(model, monkeypatch):
     monkeypatch.setitem(SIZES, "test", 1)
-    found = prune(model, images_of(model), Given([0]))
+    found = prune(model, judge_of(model), Given([0]))
     assert [len(right) for right in found.right] == [1, 1, 1] and found.stages[-1].p == 1
 
 
 @pytest.mark.parametrize(("select_on", "split"), [("train", "train"), ("validation", "val")])
 def test_heads_are_chosen_on_one_split_and_reported_on_another(model, select_on, split):
-    images = images_of(model, select_on=select_on, look_at=10)
-    assert len(images.chosen) == 10
+    judge = judge_of(model, select_on=select_on, look_at=10)
+    assert len(judge.selection.chosen) == 10
     source = OnPath(Fisher(), remove=2)
-    looks = images.data.seen
-    evaluate = images.evaluate(model, False)
+    looks = judge.selection.data.seen
+    evaluate = judge.evaluate(model, False)
     assert evaluate.images == 10 and not looks
     source.choose(model, evaluate, lambda: images_for(model, 1), layout_of(model), 1.0, 1.0)
     assert set(looks) == {split}
-    prune(model, images, Given([0]))
+    prune(model, judge, Given([0]))
     assert set(looks) == {split, "test"}
 
 
 def test_what_is_left_of_a_rescaled_curve_is_rescaled(model, tmp_path):
     """The masked, rescaled model of the curve, and not the one without the factors."""
-    images = images_of(model)
-    evaluate = Evaluator(model, lambda: images.data.batches("val", "cpu"), 14, rescale=True)
+    judge = judge_of(model)
+    evaluate = Evaluator(
+        model, lambda: judge.selection.data.batches("val", "cpu"), 14, masked=MaskedAs(rescale=True)
+    )
     spec = CurveSpec("c", "head", Fisher(), min_heads_per_layer=1, rescale=True)
     curves = masking_curve(
         layout_of(model), spec, evaluate, evaluate, steps=3
@@ -205,13 +208,13 @@ def test_what_is_left_of_a_rescaled_curve_is_rescaled(model, tmp_path):
     table = tables.write_csv(
         tmp_path / "masking_curves.csv", tables.from_rows(tables.curve_rows(curves))
     )
-    found = prune(model, images, Given(str(table), remove=3))
-    batch = next(images.test())
+    found = prune(model, judge, Given(str(table), remove=3))
+    batch = next(judge.selection.test())
     expected = Replay(model, found.gone[None], rescale=True)(batch.images)[0]
     torch.testing.assert_close(logits(found.model, batch.images), expected, rtol=1e-5, atol=1e-5)
     plain = logits(mhprobe.prune_heads(model, found.gone), batch.images)
     assert found.rescaled and not torch.allclose(plain, expected, atol=1e-4)
-    same = prune(model, images, OnPath(Fisher(), remove=3, rescale=True))
+    same = prune(model, judge, OnPath(Fisher(), remove=3, rescale=True))
     assert same.rescaled and same.difference < 1e-5
 
 
@@ -229,11 +232,9 @@ def test_a_bias_that_was_dropped_stays_dropped(model):
     for choice in ("keep", "drop"):
         found = prune(
             model,
-            images_of(model),
+            judge_of(model),
             Given([0, 1, 2]),
-            proj_bias=choice,
-            mend={"per": "weights"},
-            train=train,
+            Removal(proj_bias=choice, mend={"per": "weights"}, train=train),
         )
         assert bool(found.model.blocks[0].attn.proj.bias.any()) == (choice == "keep")
         assert not torch.equal(found.model.blocks[1].attn.proj.bias, model.blocks[1].attn.proj.bias)
@@ -241,7 +242,7 @@ def test_a_bias_that_was_dropped_stays_dropped(model):
 
 def test_given_heads_have_no_rounds(model):
     with pytest.raises(mhprobe.UserError, match=r"^rounds.*prune=order"):
-        prune(model, images_of(model), Given([0]), rounds=2)
+        prune(model, judge_of(model), Given([0]), rounds=2)
 
 
 def test_a_block_whose_neurons_all_go_becomes_its_bias_and_is_named(tmp_path, capsys):
@@ -272,7 +273,7 @@ def test_a_network_without_heads_loses_neurons_and_is_not_asked_for_heads():
     ):
         OnPath(Random(), remove=1).check(rest, 1)
     layout = mhprobe.attach(rest, units=KINDS).layout
-    kept = of_pruned(prune(rest, images_of(rest), Given([0, 1])), layout)["kept_heads"]
+    kept = of_pruned(prune(rest, judge_of(rest), Given([0, 1])), layout)["kept_heads"]
     assert kept.figure is None
     assert (
         sum(row[kept.table.columns.index("kept")] for row in kept.table.rows)
@@ -283,7 +284,7 @@ def test_a_network_without_heads_loses_neurons_and_is_not_asked_for_heads():
 def test_heads_that_have_no_gates_are_not_counted_as_gone():
     model = network("vit")
     layout = mhprobe.attach(model, units={"neuron"}).layout
-    found = prune(model, images_of(model), Given([*range(1, layout.num_heads)]))
+    found = prune(model, judge_of(model), Given([*range(1, layout.num_heads)]))
     assert [row.heads for row in found.stages] == [None] * len(found.stages)
     assert (found.stages[0].counted, found.stages[-1].counted) == (
         f"{layout.num_heads} neurons",

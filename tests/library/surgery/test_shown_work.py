@@ -12,7 +12,7 @@ from mhprobe.heads import KINDS
 from mhprobe.io import progress as shows
 from mhprobe.masking.base import Order
 from mhprobe.pruning.on_path import OnPath
-from mhprobe.pruning.rounds import Shown
+from mhprobe.pruning.rounds import Selection, Shown
 from mhprobe.surgery.removal import prune_heads
 from mhprobe.surgery.repair import repair
 from pruned import shown
@@ -26,42 +26,43 @@ def lines(monkeypatch, capsys):
         yield lambda: [line for line in capsys.readouterr().out.splitlines() if " left" in line]
 
 
-def choose(method, model, images, target):
+def choose(method, model, judge, target):
     """As ``prune`` does, without its own work on the test images."""
     if not isinstance(method, Order):
-        return Shown(method, target).choose(model, images)
+        return Shown(method, target).choose(model, judge)
     path = OnPath(method, target=target)
     return path.choose(
-        model, images.evaluate(model, False), images.first, layout_of(model), 1.0, 1.0
+        model, judge.evaluate(model, False), judge.selection.first, layout_of(model), 1.0, 1.0
     )
 
 
 def test_every_method_that_looks_at_images_shows_how_far_it_is(tmp_path, lines, monkeypatch):
+    whole = Selection.__call__
     methods = runs.config("prunebench", tmp_path, "prune.speed=false").method
     short = {"generations": 1, "steps": 3}
     for name, part in methods.items():
         for option in short.keys() & part.keys():
             part[option] = short[option]
         method = construct(part, name)
-        model, _, images = shown(KINDS)
-        walks, selection = [], images.selection
+        model, _, judge = shown(KINDS)
+        walks = []
 
-        def walk(*positions, walks=walks, selection=selection):
-            yield from selection(*positions)
+        def walk(self, *positions, walks=walks):
+            yield from whole(self, *positions)
             walks.append(positions)  # to the end: the first batch alone takes no time
 
-        monkeypatch.setattr(images, "selection", walk)
+        monkeypatch.setattr(Selection, "__call__", walk)
         lines()
-        choose(method, model, images, {"flops": 0.6})
+        choose(method, model, judge, {"flops": 0.6})
         count = len(lines())
         assert count or not walks, name
         assert not count or name != "random"  # the control: it looks at no image, and shows nothing
 
 
 def test_repair_shows_how_far_it_is(lines):
-    model, layout, images = shown(KINDS)
+    model, layout, judge = shown(KINDS)
     pruned = prune_heads(model, torch.arange(layout.num_heads) % 2 == 0)
-    repair(pruned, model, lambda: (batch.images for batch in images.selection()))
+    repair(pruned, model, lambda: (batch.images for batch in judge.selection()))
     shown_lines = lines()
     assert len(shown_lines) == len(layout.sites)
     assert f"repairing: 1 of {len(layout.sites)} layers" in shown_lines[0]

@@ -25,9 +25,9 @@ from pruned import COUNT, shown, spared
 
 @pytest.mark.parametrize("swin", [False, True])
 def test_slopes_are_those_of_one_image_and_crop_at_a_time(swin):
-    model, _, images = shown(KINDS, (tiny_swin() if swin else tiny_vit()).double())
+    model, _, judge = shown(KINDS, (tiny_swin() if swin else tiny_vit()).double())
     gates = gates_of(model)
-    whole, index = images.data.images[:5], torch.arange(5)
+    whole, index = judge.selection.data.images[:5], torch.arange(5)
     crops = [cropped(whole, index, key) for key in (0, 1)]
     found = slopes(model, whole, crops).square().mean(0)
     expected = oracle.squared_slopes(model, gates.values.requires_grad_(), whole, crops)
@@ -39,20 +39,27 @@ def test_slopes_are_those_of_one_image_and_crop_at_a_time(swin):
 
 
 def test_neither_batches_nor_labels_change_what_it_says():
-    model, layout, images = shown({"head"})
+    model, layout, judge = shown({"head"})
     method = SnapViT(crops=2, generations=1, levels=1)
     slopes_A, mask = (
-        method.within_layers(model, images),
-        method.choose(model, images, {"flops": 0.8}),
+        method.within_layers(model, judge.selection),
+        method.choose(model, judge, {"flops": 0.8}),
     )
-    images.data.labels, images.data.batch_size = torch.zeros(COUNT, dtype=torch.long), 7
-    torch.testing.assert_close(method.within_layers(model, images), slopes_A, rtol=1e-5, atol=0)
+    judge.selection.data.labels, judge.selection.data.batch_size = (
+        torch.zeros(COUNT, dtype=torch.long),
+        7,
+    )
+    torch.testing.assert_close(
+        method.within_layers(model, judge.selection), slopes_A, rtol=1e-5, atol=0
+    )
     assert (
-        method.choose(model, images, {"flops": 0.8}).equal(mask)
+        method.choose(model, judge, {"flops": 0.8}).equal(mask)
         and 0 < int(mask.sum()) < layout.num_heads
     )
     assert (
-        not SnapViT(crops=2, seed=1).within_layers(model, images).allclose(slopes_A, rtol=1e-2)
+        not SnapViT(crops=2, seed=1)
+        .within_layers(model, judge.selection)
+        .allclose(slopes_A, rtol=1e-2)
     )  # the control
 
 
@@ -130,39 +137,41 @@ def test_masks_take_the_cheapest_until_enough_is_saved():
 
 
 def test_the_budget_is_met_by_a_mix_and_the_network_stays_as_it_was():
-    model, _, images = shown(KINDS)
+    model, _, judge = shown(KINDS)
     before = [value.clone() for value in model.state_dict().values()]
     method = SnapViT(crops=1, generations=1, levels=2, shown=20)
-    found = prune(model, images, Shown(method, {"flops": 0.6}))
-    left = count_flops(found.model, images.first()[:1]) / count_flops(model, images.first()[:1])
+    found = prune(model, judge, Shown(method, {"flops": 0.6}))
+    left = count_flops(found.model, judge.selection.first()[:1]) / count_flops(
+        model, judge.selection.first()[:1]
+    )
     assert 0.58 < left <= 0.6 and found.chosen_by == ("train:train",)
     assert all(a.equal(b) for a, b in zip(model.state_dict().values(), before, strict=True))
 
 
-@pytest.mark.parametrize(("judge", "times"), [(Cosine, 1), (Top1, 2), (None, 1)])
-def test_the_whole_network_is_run_once_on_the_images_that_choose(judge, times, monkeypatch):
+@pytest.mark.parametrize(("kind", "times"), [(Cosine, 1), (Top1, 2), (None, 1)])
+def test_the_whole_network_is_run_once_on_the_images_that_choose(kind, times, monkeypatch):
     """Twice where the score keeps other outputs than what it chooses by, and not for labels, which keep none."""
-    model, _, images = shown({"head"})
-    images.score, walks = judge, []
+    model, _, judge = shown({"head"})
+    judge.score, walks = kind, []
     whole = base.outputs_of_split
     monkeypatch.setattr(
         base, "outputs_of_split", lambda *args: walks.append(args[1]) or whole(*args)
     )
-    prune(model, images, Shown(SnapViT(crops=1, generations=0, levels=1), {"flops": 0.8}))
-    assert walks.count(images.selection) == times
+    prune(model, judge, Shown(SnapViT(crops=1, generations=0, levels=1), {"flops": 0.8}))
+    assert walks.count(judge.selection) == times
 
 
 def test_no_set_of_as_many_heads_looks_more_like_the_whole_network():
     """Against all 84 sets of three heads, by the cosine of outputs; factors of 1 alone do not find the best of them."""
-    model, layout, images = shown({"head"})
-    cost = float(spared(model, layout, images.first())[0])
+    model, layout, judge = shown({"head"})
+    cost = float(spared(model, layout, judge.selection.first())[0])
     sets = list(itertools.combinations(range(layout.num_heads), 3))
-    score = looked(Cosine, model, images.selection, COUNT)
-    evaluate = Evaluator(model, images.selection, COUNT, score=score)
+    score = looked(Cosine, model, judge.selection, COUNT)
+    evaluate = Evaluator(model, judge.selection, COUNT, score=score)
     losses = evaluate(torch.stack([layout.mask(list(heads)) for heads in sets])).loss
 
     def worse_than(**options):
-        mask = SnapViT(**options).choose(model, images, {"flops": 1 - 3 * cost})
+        mask = SnapViT(**options).choose(model, judge, {"flops": 1 - 3 * cost})
         assert int(mask.sum()) == 3
         return float(
             (losses < losses[sets.index(tuple(mask.nonzero().flatten().tolist()))]).double().mean()
@@ -175,7 +184,7 @@ def test_no_set_of_as_many_heads_looks_more_like_the_whole_network():
 def test_what_it_cannot_do_is_refused_before_the_work(monkeypatch):
     with pytest.raises(UserError, match="levels: expected a whole number of at least 1, got 0"):
         SnapViT(levels=0)
-    model, _, images = shown({"head"})
+    model, _, judge = shown({"head"})
     monkeypatch.setattr(SnapViT, "within_layers", None)  # the work
     with pytest.raises(UserError, match=r"^prune\.target"):
-        SnapViT().choose(model, images, {"flops": 0.01})
+        SnapViT().choose(model, judge, {"flops": 0.01})

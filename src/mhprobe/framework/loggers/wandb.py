@@ -51,7 +51,7 @@ class RunLogger(WandbLogger):
     at the end.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- its arguments are the keys of conf/logger/wandb.yaml
         self,
         folder: Path,
         project: str = "mhprobe",

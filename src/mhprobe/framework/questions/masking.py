@@ -26,17 +26,18 @@ from mhprobe.io.progress import stage
 from mhprobe.io.tensors import digest
 from mhprobe.masking.base import SHARES, Cost
 from mhprobe.masking.parts.cache import MaskCache, cache_key, describe
-from mhprobe.masking.parts.curve import CurveSpec, masking_curve
+from mhprobe.masking.parts.curve import CurveSpec, Splits, masking_curve
 from mhprobe.masking.parts.trace import Curve
 from mhprobe.masking.parts.units import make_units
 from mhprobe.masking.redundant_or_inert import MaskedHead, RedundantOrInert
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.measuring import measure
+from mhprobe.recording.outputs import Of
 from mhprobe.report.result import Sample
 from mhprobe.report.runs.run import measured_on
 from mhprobe.scoring.base import Score, looked, score_for
 from mhprobe.scoring.labels import Labels
-from mhprobe.scoring.parts.evaluate import Evaluator
+from mhprobe.scoring.parts.evaluate import Evaluator, MaskedAs
 from mhprobe.weights.twin import RandomTwin
 
 log = logging.getLogger(__name__)
@@ -162,12 +163,18 @@ class Masking:
         costs = self.costs(material)
         select, report = (self.evaluate(material, split, spec) for split in splits)
         on = measured_on(spec.order) or self.select_on
-        chosen: dict[str, Any] = {"chosen_on": on, "chosen_by": material.data.images_of(SPLITS[on])}
-        path: dict[str, Any] = {"splits": splits, "steps": self.steps, "step": self.step}
+        chosen = Splits(*splits, chosen_on=on, chosen_by=material.data.images_of(SPLITS[on]))
         try:
             with _alone(spec, select):
                 return masking_curve(
-                    material.layout, spec, select, report, costs=costs, **path, **chosen
+                    material.layout,
+                    spec,
+                    select,
+                    report,
+                    splits=chosen,
+                    steps=self.steps,
+                    step=self.step,
+                    costs=costs,
                 )
         except UserError as error:
             where, reason = f"{self.key}.{name}", str(error).removeprefix(f"curve {name}: ")
@@ -222,17 +229,14 @@ class Masking:
             material.model,
             material.walk(split=name),
             material.data.sizes[name],
-            label=f"{spec.name} on {split}",
-            show=material.first,
+            label=f"{spec.name} on {split}" if material.first else "",
             pick=functools.partial(material.data.batches, name, material.model.device),
-            rescale=spec.rescale,
+            masked=MaskedAs(fill, spec.rescale),
             cache=MaskCache(
                 self.cache,
                 cache_key(**material.identity, split=name, rescale=spec.rescale, **beside),
             ),
-            fill=fill,
             score=score,
-            of="norm" if material.model.features_only else "loss",
         )
 
     def _score(self, material: Subject, split: str) -> Score:
@@ -242,8 +246,9 @@ class Masking:
             facts = (not data.unlabelled, bool(model.features_only), data.sizes[name])
             walk = material.walk(split=name)
             kind = score_for(self.score, "score", *facts, bank=bank[1])
+            slopes_of: Of = "norm" if model.features_only else "loss"
             self._scores[split] = looked(
-                kind, model, walk, data.sizes[name], bank, show=material.first
+                kind, model, walk, data.sizes[name], bank, show=material.first, of=slopes_of
             )
         return self._scores[split]
 

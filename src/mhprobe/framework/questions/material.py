@@ -28,7 +28,7 @@ from mhprobe.masking.parts.cache import cache_key, describe
 from mhprobe.masking.parts.trace import Curve
 from mhprobe.masking.redundant_or_inert import MaskedHead
 from mhprobe.measures.base import Measure
-from mhprobe.recording.measuring import Columns, feed, finished
+from mhprobe.recording.measuring import Columns, Passes, feed, finished
 from mhprobe.recording.outputs import Of
 
 log = logging.getLogger(__name__)
@@ -285,7 +285,7 @@ def look(
             class_names=data.class_names,
             done=lambda batch: done(int(batch.valid.sum())),
             of=of,
-            beside=beside,
+            passes=Passes(beside=beside),
         )
     return finished(measures, refused, label, show)
 

@@ -26,6 +26,7 @@ from mhprobe.report import tables
 from mhprobe.report.figures.gates import BINS, gate_density
 from mhprobe.report.figures.masking import Over
 from mhprobe.report.measured import (
+    Figures,
     agreement_of,
     answer,
     of_curves,
@@ -58,18 +59,12 @@ def measured(
         drawn = (kinds_of or {}).get(name, ()) or kinds
         shown = drawn or (about.kind, *about.also)
         columns = material.columns(name)
-        parts = of_measure(
-            name,
-            about,
-            about.layout,
-            columns,
-            material.control(name),
-            label_of(about, material.slopes_of),
-            drawn={f"_{kind}": kind for kind in drawn} or None,
-            options={
-                kind: {**(options or {}), **(options_of or {}).get(kind, {})} for kind in shown
-            },
+        figures = Figures(
+            {f"_{kind}": kind for kind in drawn} or None,
+            {kind: {**(options or {}), **(options_of or {}).get(kind, {})} for kind in shown},
         )
+        control, label = material.control(name), label_of(about, material.slopes_of)
+        parts = of_measure(name, about, columns, control, label, figures=figures)
         notes = _empty_columns(about, columns)
         results |= {key: part._replace(about=part.about + notes) for key, part in parts.items()}
     return results
@@ -131,9 +126,7 @@ def on_another_data_set(material: Material, data: ImageData) -> dict[str, Result
     for name in material.names:
         about = material.about(name)
         label = label_of(about, material.slopes_of)
-        results |= of_measure(
-            name, about, about.layout, other.columns(name), None, label, f"_{second}"
-        )
+        results |= of_measure(name, about, other.columns(name), None, label, f"_{second}")
     results = {key: result._replace(of=result.of or of) for key, result in results.items()}
     values = per_head(material)
     again = per_head(other)

@@ -4,7 +4,7 @@ import functools
 from pathlib import Path
 from typing import Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from mhprobe.backbones import attach, gives_features, layout_of
 from mhprobe.data.base import ImageData
@@ -29,7 +29,18 @@ from mhprobe.masking.parts.cache import cache_key
 from mhprobe.pruning import elastic
 from mhprobe.pruning.given import Given
 from mhprobe.pruning.on_path import OnPath, Promise, check_images
-from mhprobe.pruning.rounds import Chooses, Images, Pruned, Shown, Source, Stage, Train, prune
+from mhprobe.pruning.rounds import (
+    Chooses,
+    Judge,
+    Pruned,
+    Removal,
+    Selection,
+    Shown,
+    Source,
+    Stage,
+    Train,
+    prune,
+)
 from mhprobe.report import tables
 from mhprobe.report.figures.pruned import kept as kept_figure
 from mhprobe.report.figures.pruned import speed as speed_figure
@@ -73,7 +84,7 @@ class Pruning:
         order = construct(self.settings.order, "prune.order")
         with keyed(self.settings.model_dump(), "prune"):
             pruned, results = self._pruned(
-                material, report, source_of(self.settings, order, self.cfg.seed)
+                material, report, source_of(self.settings, order, self.cfg.seed, self._kept())
             )
         self.promise, model.backbone = pruned.promise, pruned.model
         if (
@@ -83,40 +94,51 @@ class Pruning:
         attach(pruned.model, units={"head"})  # heads are found by their gates
         return results
 
+    def _kept(self) -> Tensor | None:
+        """(A,) bool, the decision of learned gates that the weights' file holds."""
+        weights = self._weights()
+        return gates_kept(weights) if weights else None
+
+    def _weights(self) -> dict[str, Any]:
+        file = builders.weights_file(self.cfg)
+        return read_description(Path(file)) if file else {}
+
     def _pruned(
         self, material: Material, report: Report, source: Source
     ) -> tuple[Pruned, dict[str, Result]]:
         cfg, settings, model = self.cfg, self.settings, cast(GatedClassifier, material.model)
         dense, description = model.backbone.eval(), model.description
-        weights = read_description(Path(file)) if (file := builders.weights_file(cfg)) else {}
         if settings.onnx:
             export.needs_onnx()
         cache = {"cache": Path(cfg.cache_dir) / "orders", "facts": material.identity}
-        look = images(cfg, settings, material, **cache)
-        origin = made_from(cfg, settings, material.data, weights)
-        looked_up = measured_on(
-            getattr(source, "order", None)
-        )  # no images of ours: "test", whichever they were
+        judge = judge_of(cfg, settings, material, **cache)
+        origin = made_from(cfg, settings, material.data, self._weights())
+        # no images of ours: "test", whichever they were
+        looked_up = measured_on(getattr(source, "order", None))
         looked_at = [*description.get("chosen_by", ()), *([f"{looked_up}:"] if looked_up else ())]
-        pruned = prune(
-            dense,
-            look,
-            source,
-            kept=gates_kept(weights) if weights else None,
+        removal = Removal(
+            proj_bias=settings.proj_bias,
+            fold=settings.fold,
             mend=repair(settings),
             train=retraining(cfg, settings, dense, description, material.data, report),
+        )
+        pruned = prune(
+            dense,
+            judge,
+            source,
+            removal,
+            rounds=settings.rounds,
             chosen_by=looked_at,
             promised=not settings.elastic,
-            **settings.model_dump(include={"rounds", "proj_bias", "fold"}),
         )
         results = of_pruned(pruned, material.layout)
         if pruned.promise is not None and not pruned.promise.steps:
             return pruned, results
         budgets, promised = (
-            self._budgets(pruned, dense, source, look) if settings.elastic else ({}, [])
+            self._budgets(pruned, dense, source, judge) if settings.elastic else ({}, [])
         )
         saved = write_all(
-            self._files(pruned, dense, budgets, look, {**description, "made": origin})
+            self._files(pruned, dense, budgets, judge.selection, {**description, "made": origin})
         )
         layout = layout_of(dense)
         if settings.speed:
@@ -144,7 +166,7 @@ class Pruning:
         pruned: Pruned,
         dense: nn.Module,
         budgets: dict[str, Any],
-        look: Images,
+        selection: Selection,
         description: dict[str, Any],
     ) -> dict[Path, bytes]:
         """Return ``pruned.safetensors`` and its JSON, and the exports asked for.
@@ -162,7 +184,7 @@ class Pruning:
             {**description, "made": origin}, kept, settings.proj_bias, folded_gates(dense)
         )
         files = weights_files(pruned.model, folder / "pruned.safetensors", about)
-        example = next(look.test(8)).images.cpu()
+        example = next(selection.test(8)).images.cpu()
         example = example.repeat(2, 1, 1, 1) if len(example) == 1 else example
         if settings.onnx:
             files[folder / "pruned.onnx"] = export.onnx_bytes(pruned.model, example)
@@ -177,16 +199,16 @@ class Pruning:
         return files
 
     def _budgets(
-        self, pruned: Pruned, dense: nn.Module, source: Source, look: Images
+        self, pruned: Pruned, dense: nn.Module, source: Source, judge: Judge
     ) -> tuple[Any, list[str]]:
         """Return what an elastic file makes budgets of, and lines for the terminal: which of them are promised."""
         target, promised = self.settings.target, list[str]()
         assert isinstance(source, OnPath) and pruned.scores is not None and target is not None
         budgets = elastic.described(source, pruned.scores, layout_of(dense))
         if promise := promise_asked(self.settings):
-            calibrate = look.calibrate(dense, False)
+            calibrate = judge.calibrate(dense, False)
             budgets["promise"] = elastic.promise_budgets(
-                dense, budgets, target, calibrate, promise, look.seed
+                dense, budgets, target, calibrate, promise, judge.selection.seed
             )
             (unit, least), kept = next(iter(target.items())), budgets["promise"]["kept"]
             held = (
@@ -310,11 +332,12 @@ def made_from(
     return {**origin, "set_aside_in_training": set_aside}
 
 
-def images(cfg: Config, settings: Prune, material: Material, **kept: Any) -> Images:
-    """Return the images of a pruning. kept: the cache of scores, and the facts that decide them."""
-    chosen = (settings.select_on, settings.images, cfg.seed, builders.score(cfg))
+def judge_of(cfg: Config, settings: Prune, material: Material, **kept: Any) -> Judge:
+    """Return the judge of a pruning. kept: the cache of scores, and the facts that decide them."""
+    chosen = (settings.select_on, settings.images, cfg.seed)
+    selection = Selection(material.data, material.model.device, *chosen)
     half = settings.precision == "bf16-mixed"
-    return Images(material.data, material.model.device, *chosen, half=half, **kept)
+    return Judge(selection, builders.score(cfg), half=half, **kept)
 
 
 def retraining(
@@ -372,15 +395,21 @@ def retraining(
     return train
 
 
-def source_of(settings: Prune, order: Order | Chooses | None, seed: int = 0) -> Source:
+def source_of(
+    settings: Prune,
+    order: Order | Chooses | None,
+    seed: int = 0,
+    kept: Tensor | None = None,
+) -> Source:
     """Return the choice of heads of the section ``prune``.
 
-    order: of prune=order. UserError for wrong limits.
+    order: of prune=order. kept: decision of learned gates, as for ``Given``. UserError for wrong
+    limits.
     """
     guarantee = promise_asked(settings)
     if order is None:
         named = settings.model_dump(include={"heads", "curve", "step", "remove", "threshold"})
-        return Given(**named, guarantee=guarantee, seed=seed)
+        return Given(**named, guarantee=guarantee, seed=seed, kept=kept)
     if not isinstance(order, Order):
         beside = (
             guarantee or settings.units != "head" or any(getattr(settings, name) for name in LIMITS)

@@ -43,7 +43,7 @@ class GatedClassifier(L.LightningModule):
     of ``freeze``.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- its arguments are the keys of conf/optim/ and conf/gates/
         self,
         backbone: nn.Module,
         description: dict[str, Any],

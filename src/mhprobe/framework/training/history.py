@@ -101,9 +101,7 @@ class History(L.Callback):
             elif trainer.is_global_zero:
                 about, of = self.measures[name], Sample(data.sizes["val"], "validation")
                 label = label_of(about, self.target)
-                results = of_measure(
-                    name, about, about.layout, columns, None, label, suffix, during
-                )
+                results = of_measure(name, about, columns, None, label, suffix, during)
                 self.report.add(
                     {key: result._replace(of=result.of or of) for key, result in results.items()}
                 )

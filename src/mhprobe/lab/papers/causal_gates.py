@@ -19,9 +19,11 @@ open, as the model was trained, and weight is per head.
 Shapes: A heads of all sites.
 """
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,12 +45,30 @@ LEAST = {"batch_size": 1, "steps": 1, "start_steps": 0}
 ROLES = ("necessary", "irrelevant", "interfering", "unsettled", "closed")
 
 
+@dataclass(frozen=True)
+class Fit:
+    """How gates are fitted. UserError for options out of their range.
+
+    weight: nats per unit of a head's logit. steps: of each of the two fits; start_steps: of the
+    first one. lr: Adam's, on logits, falling linearly to 0. threshold: open gates are above it.
+    """
+
+    weight: float = 0.002
+    steps: int = 200
+    start_steps: int = 50
+    lr: float = 0.2
+    threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        check(**dataclasses.asdict(self))
+
+
 def causal_roles(material: Material, batch_size: int = 500, **options: Any) -> dict[str, Result]:
     """Find roles of heads.
 
     A killed run goes on after the last fit. UserError for options too small.
 
-    batch_size: training images of a step, on all ranks together. options: of ``causal_gates``.
+    batch_size: training images of a step, on all ranks together. options: of ``Fit``.
 
     Table causal: head, site, stage, block, index, role (its name), and the columns of
     ``causal_gates``. Metrics: causal/<role>, the number of heads; causal/accuracy_necessary, the
@@ -78,7 +98,12 @@ def causal_roles(material: Material, batch_size: int = 500, **options: Any) -> d
     steps = options["start_steps"] + 2 * options["steps"]
     with progress("fitting gates", steps, "steps", material.first) as done:
         columns = causal_gates(
-            model, batches, **options, at_once=data.eval_batch_size, step=lambda: done(1), keep=keep
+            model,
+            batches,
+            Fit(**options),
+            at_once=data.eval_batch_size,
+            step=lambda: done(1),
+            keep=keep,
         )
     role = columns["role"]
     chosen = {"necessary": role == 0, "not_interfering": role != ROLES.index("interfering")}
@@ -118,23 +143,15 @@ def check(**options: float) -> None:
 def causal_gates(
     model: nn.Module,
     batches: Callable[[int], Iterable[tuple[Tensor, Tensor]]],
-    weight: float = 0.002,
-    steps: int = 200,
-    start_steps: int = 50,
-    lr: float = 0.2,
-    threshold: float = 0.5,
+    options: Fit = Fit(),
     at_once: int | None = None,
     step: Callable[[], None] = lambda: None,
     keep: Callable[[str, Callable[[], Tensor]], Tensor] = lambda fit, find: find(),
 ) -> dict[str, Tensor]:
     """Fit the gates of a frozen model three times; model and gates stay as they are.
 
-    UserError for options too small.
-
     batches: starts epoch 0, 1, ... of shuffled (images, labels). Each process gets its share of
-    every batch, which may be none, and all get the gates of one process. weight: nats per unit of a
-    head's logit. steps: of each of the two fits; start_steps: of the first one. lr: Adam's, on
-    logits, falling linearly to 0. threshold: open gates are above it. at_once: images of one
+    every batch, which may be none, and all get the gates of one process. at_once: images of one
     forward pass; None: all of a step. step: called with each step. keep: called with the name of a
     fit and a function that finds its logits (A,), which it may have from before.
 
@@ -143,7 +160,6 @@ def causal_gates(
     -L1; start, those of the first fit; and the paper's scores facilitation = plus, irrelevance =
     minus (1 - plus), interference = 1 - minus.
     """
-    check(weight=weight, steps=steps, start_steps=start_steps, lr=lr, threshold=threshold)
     gates = gates_of(model)
     factors = gates.effective()
     stream = _endless(batches)
@@ -157,17 +173,17 @@ def causal_gates(
 
     def fit(name: str, begin: Tensor, price: float, count: int) -> Tensor:
         part = itertools.islice(stream, count)
-        logits = keep(name, lambda: _fit(begin, part, slope, price, lr, count))
+        logits = keep(name, lambda: _fit(begin, part, slope, price, options.lr, count))
         for _ in part:  # skip the images of a fit that was kept
             step()
         return logits.to(begin)
 
     with inspecting(model, gradients=True), gates.fixed(factors):
-        begin = fit("start", torch.full_like(gates.values, BEGIN), 0.0, start_steps)
-        plus = fit("plus", begin, weight, steps)
-        minus = fit("minus", begin, -weight, steps)
+        begin = fit("start", torch.full_like(gates.values, BEGIN), 0.0, options.start_steps)
+        plus = fit("plus", begin, options.weight, options.steps)
+        minus = fit("minus", begin, -options.weight, options.steps)
         start, plus, minus = (logits.sigmoid() for logits in (begin, plus, minus))
-    role = roles(plus, minus, threshold).masked_fill(factors == 0, ROLES.index("closed"))
+    role = roles(plus, minus, options.threshold).masked_fill(factors == 0, ROLES.index("closed"))
     plus, minus, start = (
         gate.masked_fill(factors == 0, torch.nan) for gate in (plus, minus, start)
     )

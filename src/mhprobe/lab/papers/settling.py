@@ -63,11 +63,9 @@ class Settling(L.Callback):
         data: ImageData = trainer.datamodule  # type: ignore[attr-defined]
         walk, label = (
             functools.partial(data.batches, "val", pl_module.device),
-            f"settling, epoch {epoch}",
+            f"settling, epoch {epoch}" if trainer.is_global_zero else "",
         )
-        evaluate = Evaluator(
-            pl_module, walk, data.sizes["val"], label=label, show=trainer.is_global_zero
-        )
+        evaluate = Evaluator(pl_module, walk, data.sizes["val"], label)
         heads = gates_of(pl_module).layout.num_heads
         score = evaluate.measure(self.measure, torch.zeros(heads, dtype=torch.bool))
         masks = torch.stack(

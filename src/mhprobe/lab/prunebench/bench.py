@@ -10,7 +10,6 @@ Shapes: A units of all sites, N test images.
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from mhprobe.backbones import channels_of, input_spec
 from mhprobe.masking.base import Order
 from mhprobe.pruning.on_path import OnPath
-from mhprobe.pruning.rounds import Chooses, Images, Shown, Stage, Train, prune
+from mhprobe.pruning.rounds import Chooses, Judge, Removal, Shown, Stage, prune
 from mhprobe.stats.ranking import STAGES, Cell
 from mhprobe.surgery.costs import interleaved
 from mhprobe.surgery.export import onnx_sessions
@@ -45,17 +44,16 @@ def run_cell(
     cell: Cell,
     method: Order | Chooses,
     model: nn.Module,
-    images: Images,
+    judge: Judge,
+    removal: Removal = Removal(),
     *,
-    mend: Mapping[str, Any] | None = None,
-    train: Train | None = None,
     rounds: int = 0,
     onnx: bool = False,
     whole: tuple[Stage, Tensor] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Tensor], tuple[Stage, Tensor]]:
     """Return the row of a cell, by stage (dense, pruned ...) (N,) bool which test images are right, and ``whole``.
 
-    model: with gates on all units that may go. mend, train, whole: as for ``prune``, ``whole`` from
+    model: with gates on all units that may go. removal, whole: as for ``prune``, ``whole`` from
     another cell on the same test images. rounds: of timings at each batch size, 0 for none. onnx:
     also time ONNX Runtime.
 
@@ -66,7 +64,7 @@ def run_cell(
     """
     method, target = seeded(method, cell.seed), {"flops": cell.budget}
     source = OnPath(method, target=target) if isinstance(method, Order) else Shown(method, target)
-    pruned = prune(model, images, source, mend=mend, train=train, whole=whole)
+    pruned = prune(model, judge, source, removal, whole=whole)
     dense, last = pruned.stages[0], pruned.stages[-1]
     right = {row.stage: flags for row, flags in zip(pruned.stages, pruned.right, strict=True)}
     row: dict[str, Any] = {

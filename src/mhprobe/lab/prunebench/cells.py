@@ -26,6 +26,7 @@ from mhprobe.io.files import write
 from mhprobe.io.tensors import BENCH, packed, unpacked
 from mhprobe.lab.prunebench.bench import run_cell
 from mhprobe.pages.benches import RANKING, TABLE, ranked
+from mhprobe.pruning.rounds import Removal
 from mhprobe.report.result import Result, Sample
 from mhprobe.report.runs.facts import command
 from mhprobe.report.tables import from_rows
@@ -217,9 +218,8 @@ class Cells:
                 cell,
                 construct(cfg.method[cell.method], f"method.{cell.method}"),
                 dense,
-                pruning.images(cfg, settings, self.material),
-                mend=pruning.repair(settings),
-                train=train,
+                pruning.judge_of(cfg, settings, self.material),
+                Removal(mend=pruning.repair(settings), train=train),
                 rounds=settings.speed_rounds if settings.speed else 0,
                 onnx=settings.onnx,
                 whole=self.whole,

@@ -25,7 +25,7 @@ from mhprobe.io.progress import progress
 from mhprobe.masking.base import Target
 from mhprobe.masking.parts.units import saving_of_each
 from mhprobe.pruning.on_path import within
-from mhprobe.pruning.rounds import Images
+from mhprobe.pruning.rounds import Judge
 from mhprobe.recording.outputs import objective
 from mhprobe.surgery.removal import prune_heads
 
@@ -54,7 +54,7 @@ class TorchPruning:
         if importlib.util.find_spec("torch_pruning") is None:
             raise UserError("torch_pruning is not installed: pip install torch-pruning.")
 
-    def choose(self, model: nn.Module, images: Images, target: Mapping[str, float]) -> Tensor:
+    def choose(self, model: nn.Module, judge: Judge, target: Mapping[str, float]) -> Tensor:
         """(A,) bool, the units that go so that at most ``target`` is left, as of ``within``.
 
         model: carries gates.
@@ -74,12 +74,12 @@ class TorchPruning:
         fix_position_biases(bare)
         options = {"isomorphic": self.isomorphic, "round_to": self.multiple}
         at = functools.partial(
-            _chosen, bare, layout, images.first()[:1], self._scored(bare, images), **options
+            _chosen, bare, layout, judge.selection.first()[:1], self._scored(bare, judge), **options
         )
         goals = zip(limits.targets, saving_of_each(limits) > 0, strict=True)
         return torch.stack([_searched(at, goal) & those for goal, those in goals]).any(0)
 
-    def _scored(self, model: nn.Module, images: Images) -> Any:
+    def _scored(self, model: nn.Module, judge: Judge) -> Any:
         from torch_pruning import importance
 
         if self.importance == "magnitude":
@@ -93,13 +93,13 @@ class TorchPruning:
             if single
             else {}
         )
-        with progress("slopes for torch_pruning", len(images.chosen)) as done:
-            for shown, labels in images.sloped():
+        with progress("slopes for torch_pruning", len(judge.selection.chosen)) as done:
+            for shown, labels in judge.sloped():
                 for part, right in zip(
                     *(x.split(1 if single else len(x)) for x in (shown, labels)), strict=True
                 ):
                     with torch.enable_grad():
-                        objective(model(part), right, images.of).sum().backward()
+                        objective(model(part), right, judge.of).sum().backward()
                     for parameter, square in squares.items():
                         if parameter.grad is not None:
                             square += parameter.grad**2
@@ -109,7 +109,7 @@ class TorchPruning:
             parameter,
             square,
         ) in squares.items():  # where it reads them: its accumulate_grad keeps the last image alone
-            parameter.grad = square / len(images.chosen)
+            parameter.grad = square / len(judge.selection.chosen)
         return score
 
 

@@ -7,7 +7,7 @@ split alone.
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -82,29 +82,41 @@ def known_orders() -> dict[str, type[Order]]:
     }
 
 
+class Splits(NamedTuple):
+    """Splits that masks are scored on.
+
+    selection: where paths are chosen. report: where the curve is reported; if it is the same
+        split, ``evaluate_select`` is used for both, as in papers that choose and report on the same
+        images.
+    chosen_on: the split that the order's scores were measured on before; by default ``selection``.
+    chosen_by: the digest of its images.
+    """
+
+    selection: str = "validation"
+    report: str = "test"
+    chosen_on: str | None = None
+    chosen_by: str = ""
+
+
 def masking_curve(
     layout: HeadLayout,
     spec: CurveSpec,
     evaluate_select: Evaluate,
     evaluate_report: Evaluate,
     *,
-    splits: tuple[str, str] = ("validation", "test"),
+    splits: Splits | tuple[str, str] = Splits(),
     steps: int | None = None,
     step: int | None = None,
     costs: Mapping[str, Cost] | None = None,
-    chosen_on: str | None = None,
-    chosen_by: str = "",
 ) -> list[Curve]:
     """One curve on the splits it is scored on, the one to report last; step 0 is the unmasked model.
 
-    splits: names of the selection and the report split. If they are equal, ``evaluate_select`` is
-        used for both, as in papers that choose and report on the same images.
+    splits: names of the selection and the report split, see ``Splits``.
     steps: the path stops there. step: only this point of the curve is scored; no curve if the path
     is shorter.
     costs: what masks leave of SHARES, by unit; for targets in these units.
-    chosen_on: the split that the order's scores were measured on before; by default splits[0].
-    chosen_by: its digest.
     """
+    splits = Splits(*splits)
     for name, value in (("steps", steps), ("step", step)):
         whole_number(name, value, none="all")
     units = spec.limited_units(layout, costs or {})
@@ -119,13 +131,12 @@ def masking_curve(
     if step is not None and any(len(path.names) < step for path in paths):
         return []
 
-    chosen_on = (chosen_on or splits[0]) if spec.order.searches else None
-    fitted = (
-        spec.fill != "zero" and splits[0] == splits[1]
-    )  # the fill was found on the images that score it
-    scored = [(splits[1], evaluate_report)] if splits[0] != splits[1] else []
+    chosen_on = (splits.chosen_on or splits.selection) if spec.order.searches else None
+    apart = splits.selection != splits.report
+    fitted = spec.fill != "zero" and not apart  # the fill was found on the images that score it
+    scored = [(splits.report, evaluate_report)] if apart else []
     if spec.order.searches or not scored:
-        scored.insert(0, (splits[0], evaluate_select))
+        scored.insert(0, (splits.selection, evaluate_select))
     return [
         Curve(
             name=spec.name,
@@ -137,7 +148,7 @@ def masking_curve(
             fill=spec.fill,
             scored=evaluate.scored,
             layout=layout.digest,
-            chosen_by=chosen_by if chosen_on else "",
+            chosen_by=splits.chosen_by if chosen_on else "",
         )
         for split, evaluate in scored
     ]

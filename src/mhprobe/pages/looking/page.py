@@ -52,7 +52,7 @@ class Look(NamedTuple):
         return f'<iframe {frame} srcdoc="{page}"></iframe>'
 
 
-def look(
+def look(  # noqa: PLR0913 -- a notebook's door: each argument is a keyword of its own
     model: nn.Module | str | Path,
     folder: str | Path,
     weights: str | Path | None = None,

@@ -32,7 +32,7 @@ from mhprobe.masking.obs import LossInTurn
 from mhprobe.masking.random import Random
 from mhprobe.measures.fisher import Fisher
 from mhprobe.pruning.on_path import OnPath
-from mhprobe.pruning.rounds import Images, Pruned, Stage, prune
+from mhprobe.pruning.rounds import Judge, Pruned, Removal, Selection, Stage, prune
 from mhprobe.surgery import export
 from mhprobe.surgery.removal import largest_difference, refuse_unprunable
 from mhprobe.surgery.speed import speed_table
@@ -43,6 +43,7 @@ from mhprobe.weights.hub import find_weights
 UNITS = ("flops", "params", "latency")
 SURGERY = 0.375  # share of the cost below which ``obs`` chooses
 MULTIPLE = 8
+MENDED = Removal(mend={"per": "weights"})
 BATCHES = (1, 16)
 WRITTEN = "pruned.safetensors"
 
@@ -165,15 +166,16 @@ def shrink(network: Network, data: ImageData, target: Target, seed: int = 0) -> 
     attach(model, units=kinds_of(model, KINDS))
     layout, seconds = layout_of(model), dict[str, float]()
     name, order = order_for(target.share, layout)
-    images = Images(data, device, "train", data.sizes["train"], seed)
+    selection = Selection(data, device, "train", data.sizes["train"], seed)
+    judge, chosen = Judge(selection), len(selection.chosen)
     before = network.description.get("chosen_by", ())
     with _timed(seconds, "choosing, repairing and judging"):
-        stage(f"heads and neurons by {name}, on {len(images.chosen):,} images")
+        stage(f"heads and neurons by {name}, on {chosen:,} images")
         on_path = OnPath(order, target={target.unit: target.share}, seed=seed)
-        pruned = prune(model, images, on_path, mend={"per": "weights"}, chosen_by=before)
+        pruned = prune(model, judge, on_path, MENDED, chosen_by=before)
     with _timed(seconds, "random heads and neurons, as a control"):
         stage("random heads and neurons, as a control")
-        control = _control(model, images, pruned, target, seed)
+        control = _control(model, judge, pruned, target, seed)
     with _timed(seconds, "timing"), progress("timing", len(BATCHES), "batch sizes") as done:
         stage("timing, the whole and the smaller network in turn")
         speeds = speed_table(model, {"shrunk": pruned.gone}, batches=BATCHES, show=done)
@@ -185,18 +187,18 @@ def shrink(network: Network, data: ImageData, target: Target, seed: int = 0) -> 
         layout=layout,
         control=control,
         order=name,
-        images=len(images.chosen),
+        images=chosen,
         speeds=speeds,
         seconds=seconds,
     )
     with _timed(seconds, "exporting and checking"):
         stage("exporting, and checking what will be written")
-        example = next(images.test(8)).images.cpu()
+        example = next(selection.test(8)).images.cpu()
         _export(shrunk, example)
     return shrunk
 
 
-def _control(model: nn.Module, images: Images, pruned: Pruned, target: Target, seed: int) -> Stage:
+def _control(model: nn.Module, judge: Judge, pruned: Pruned, target: Target, seed: int) -> Stage:
     """Return the row of a network that lost random units to the same cost; a latency is met by FLOPs."""
     goal = {target.unit: target.share}
     if target.unit == "latency":
@@ -204,7 +206,7 @@ def _control(model: nn.Module, images: Images, pruned: Pruned, target: Target, s
     source = OnPath(Random(repeats=1, seed=seed), target=goal, seed=seed)
     known = pruned.stages[0], pruned.right[0]
     attach(model, units=pruned.kinds)
-    random = prune(model, images, source, mend={"per": "weights"}, whole=known)
+    random = prune(model, judge, source, MENDED, whole=known)
     return random.stages[-1]
 
 

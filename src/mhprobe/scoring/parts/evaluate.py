@@ -6,7 +6,7 @@ All ranks get the same numbers.
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from mhprobe.masking.parts.cache import MaskCache, describe
 from mhprobe.measures.parts.losses import gate_slopes
 from mhprobe.recording.fills import beyond_fill
 from mhprobe.recording.measuring import score_heads
-from mhprobe.recording.outputs import Of, broken, refuse_broken
+from mhprobe.recording.outputs import broken, refuse_broken
 from mhprobe.recording.record import record
 from mhprobe.recording.replay import Replay, gate_values
 from mhprobe.scoring.base import Score
@@ -32,15 +32,25 @@ from mhprobe.scoring.labels import Labels
 from mhprobe.scoring.parts.tally import refuse_missed
 
 
+class MaskedAs(NamedTuple):
+    """What becomes of masks.
+
+    fill: in the place of masked heads, None for zeros. rescale: multiply the heads that a layer
+    keeps by open heads over kept ones.
+    """
+
+    fill: Fill | None = None
+    rescale: bool = False
+
+
 class Evaluator(Evaluate):
     """A function from masks (M, A) bool, True = off, to their Scores on the split.
 
     batches: starts a new walk over the split's transformed batches; under DDP each rank walks its
-    share. label, show: the progress bar's text, and whether to draw one. pick: starts a walk over
-    the images at these positions; None to walk all and drop the others. rescale: multiply the heads
-    that a layer keeps by open heads over kept ones. cache: of all answers; its key must name
-    ``score``, by default the labels, and ``fill``, in the place of masked heads. of: slopes are of
-    the loss, or of the norm of features, as for ``record``; of a single output always of the norm.
+    share. label: the progress bar's text; "" draws none. pick: starts a walk over the images at
+    these positions; None to walk all and drop the others. masked: what stands in for masked heads.
+    score: by default the labels; slopes are of what it says. cache: of all answers; its key must
+    name the score and what stands in.
     """
 
     def __init__(
@@ -49,21 +59,18 @@ class Evaluator(Evaluate):
         batches: Walk,
         num_images: int,
         label: str = "",
-        show: bool = False,
         *,
         pick: Callable[[Tensor], Iterable[Batch]] | None = None,
-        rescale: bool = False,
+        masked: MaskedAs = MaskedAs(),
         cache: MaskCache | None = None,
         score: Score | None = None,
-        of: Of = "loss",
-        fill: Fill | None = None,
     ) -> None:
-        self.score, self.fill = score or Labels(), fill
-        self.of: Of = "norm" if self.score.single else of
+        self.score = score or Labels()
+        self.fill, self.rescale = masked
         self.scored = self.score.scored
         self.model, self.gates = model, gates_of(model)
         self.batches, self.pick, self.images = batches, pick, num_images
-        self.label, self.show, self.rescale, self.cache = label, show, rescale, cache
+        self.label, self.cache = label, cache
         self.spent, self.computed = 0, 0
         self.advance: Advance | None = None
 
@@ -175,7 +182,7 @@ class Evaluator(Evaluate):
                     {"grad"},
                     batch.valid,
                     batch.index,
-                    of=self.of,
+                    of=self.score.slopes_of,
                 )
                 heads = heads if fill is None else beyond_fill(heads, fill, self.gates.layout)
                 share_BA = (gate_slopes(heads, "evaluation") * values)[batch.valid]
@@ -198,7 +205,12 @@ class Evaluator(Evaluate):
             walks = 1 if scores_by.select_needs is None else 2
             with self._shown(walks * 2 * self.images), self.gates.fixed(self._values(mask)):
                 return score_heads(
-                    self.model, scores_by, self._sloped, column, of=self.of, done=self._seen
+                    self.model,
+                    scores_by,
+                    self._sloped,
+                    column,
+                    of=self.score.slopes_of,
+                    done=self._seen,
                 ).double()
 
         try:
@@ -220,7 +232,7 @@ class Evaluator(Evaluate):
     @contextlib.contextmanager
     def watched(self, total: int) -> Iterator[Callable[[str, int], None]]:
         with (
-            progress(self.label, total, "image-forwards", self.show) as advance,
+            progress(self.label, total, "image-forwards", bool(self.label)) as advance,
             meanwhile([self], advance=advance),
         ):
             yield lambda text, done: advance(0, f"{self.label} {text}", done)
@@ -231,7 +243,7 @@ class Evaluator(Evaluate):
 
     def _sloped(self) -> Iterator[Batch]:
         for batch in self.batches():
-            yield batch.unlabelled if self.of == "norm" else self.score.sloped(batch)
+            yield batch.unlabelled if self.score.slopes_of == "norm" else self.score.sloped(batch)
 
     def _seen(self, batch: Batch) -> None:
         self._done(2 * int(batch.valid.sum()))

@@ -14,7 +14,7 @@ from mhprobe.framework.questions.plan import Question
 from mhprobe.io.progress import announce
 from mhprobe.lab.claims.parts.claim import Claim, all_claims
 from mhprobe.lab.claims.parts.estimates import Estimate, TooFewError
-from mhprobe.lab.claims.parts.evidence import Evidence
+from mhprobe.lab.claims.parts.evidence import Counts, Evidence
 from mhprobe.lab.claims.parts.judge import Verdict, judge
 from mhprobe.report import tables
 from mhprobe.report.figures import claims as figure
@@ -86,9 +86,8 @@ def quoted(question: Question, paper: str) -> Question:
         )
         here = {name: claim for name, claim in claims.items() if claim.measures or searched}
         sizes = material.data.sizes  # of all images, as the figure is
-        evidence = Evidence(
-            material, maps={}, of_maps=0, of_control=sizes["test"], of_choice=sizes["val"]
-        )
+        counts = Counts(maps=0, control=sizes["test"], choice=sizes["val"])
+        evidence = Evidence(material, {}, counts)
         verdicts = judge(here, estimates(here, evidence), tests=len(of_paper))
         text = " ".join(quote(here[name], verdict) for name, verdict in verdicts.items())
         text += f" (Holm's correction is over the {len(of_paper)} claims of this paper's figures.)"

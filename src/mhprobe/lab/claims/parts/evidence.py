@@ -7,7 +7,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -38,6 +38,20 @@ NOTHING_LEARNED = (
 )
 
 
+class Counts(NamedTuple):
+    """Numbers of images that are looked at, at most.
+
+    maps: test images for maps and relations between patches. control: test images for the untrained
+    twin. choice: validation images of each draw that orders and heads are chosen on. draws: number
+    of these draws.
+    """
+
+    maps: int
+    control: int
+    choice: int
+    draws: int = 5
+
+
 class Evidence:
     """Numbers of a trained network that claims are judged by, each measured once, when it is first needed.
 
@@ -45,33 +59,23 @@ class Evidence:
 
     material: the network and its images. maps: kinds of maps by name. second: another data set with
     the same classes; None for the same one with damaged test images. runs: folders of other runs,
-    by role; key: their option, for messages. Most images: of_maps, test images for maps and
-    relations between patches; of_control, test images for the untrained twin; of_choice, validation
-    images of each draw that orders and heads are chosen on. draws: number of these draws.
+    by role; key: their option, for messages.
     """
 
     def __init__(
         self,
         material: Material,
         maps: Kinds,
-        of_maps: int,
-        of_control: int,
-        of_choice: int,
-        draws: int = 5,
+        counts: Counts,
         second: ImageData | None = None,
         runs: Mapping[str, str | None] | None = None,
         key: str = "runs",
     ) -> None:
-        self.material, self.layout, self.maps, self.of_maps = (
-            material,
-            material.layout,
-            maps,
-            of_maps,
-        )
-        self.twin = (
-            None if material.twin is None else Untrained(_of_fewer(material, "test", of_control))
-        )
-        self.of_choice, self.draws = of_choice, draws
+        self.material, self.layout = material, material.layout
+        self.maps, self.counts = maps, counts
+        self.twin = None
+        if material.twin is not None:
+            self.twin = Untrained(_of_fewer(material, "test", counts.control))
         self.other, self.runs, self.key = second, runs or {}, key
         self._paths: dict[str, Tensor] = {}
 
@@ -127,11 +131,11 @@ class Evidence:
         """
         walks = {"heat": _heat, "right": _heat, "best_head": _answers, "best_offset": _answers}
         walk = (walks | dict.fromkeys(PLACES, place_errors)).get(name, _areas)
-        find = functools.partial(walk, self.material, self.maps, self.of_maps)
+        find = functools.partial(walk, self.material, self.maps, self.counts.maps)
         about = {
             "walk": walk.__name__,
             "maps": {kind: vars(of) for kind, of in self.maps.items()},
-            "of": self.of_maps,
+            "of": self.counts.maps,
         }
         return self.material.kept(about, lambda: ranks.together(find))[name]
 
@@ -150,7 +154,8 @@ class Evidence:
     @functools.cached_property
     def _on_draws(self) -> list[OnDraw]:
         """Scores on each draw of validation images."""
-        parts = positions_of(self.material.data.sizes["val"], self.draws, self.of_choice)
+        validation = self.material.data.sizes["val"]
+        parts = positions_of(validation, self.counts.draws, self.counts.choice)
         masking, spec = self.material.described, self._spec
         return [OnDraw.of(masking, self.material, spec, positions) for positions in parts]
 

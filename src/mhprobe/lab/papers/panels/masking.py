@@ -152,10 +152,11 @@ def kinds_of_layers(material: Material, shares: Sequence[float] = SHARES) -> dic
     shares: of the kind's heads that are masked. Table: kind, share, heads_masked, heads, accuracy,
     low, high, loss.
     """
-    model, walk, sizes, show = material.model, material.walk, material.data.sizes, material.first
+    model, walk, sizes = material.model, material.walk, material.data.sizes
+    label = "kinds of layers on {}" if material.first else ""
     select, test = (
-        Evaluator(model, walk(split=s), sizes[s], f"kinds of layers on {s}", show)
-        for s in ("val", "test")
+        Evaluator(model, walk(split=split), sizes[split], label.format(split))
+        for split in ("val", "test")
     )
     make = functools.partial(GateImportance, normalize="layer_l2")
     score_A = select.measure(
