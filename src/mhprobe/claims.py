@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def run(cfg: "Config", folder: Path) -> None:
     from mhprobe.framework.questions.plan import Question
-    from mhprobe.framework.run import builders
+    from mhprobe.framework.run import image_data
     from mhprobe.framework.run.construct import construct
     from mhprobe.framework.run.questions import answer
     from mhprobe.lab.claims.parts.asking import judged
@@ -26,7 +26,7 @@ def run(cfg: "Config", folder: Path) -> None:
     counts = Counts(parts.maps_of, parts.control_of, parts.chosen_on, parts.draws)
 
     def questions(material: "Material", _: "Report") -> list[Question]:
-        second = parts.second and builders.prepared(parts.second, "evidence.second")
+        second = parts.second and image_data.prepare(parts.second, "evidence.second")
         others: dict[str, Any] = {"second": second, "runs": parts.runs, "key": "evidence.runs"}
         ask = functools.partial(judged, claims=claims, maps=maps, counts=counts, **others)
         return [Question("claims", ask, names, control=cfg.control is not None)]

@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 def run(cfg: "Config", folder: Path) -> None:
     """Decode the images into ``cache_dir``, and write the pretrained weights there."""
-    from mhprobe.framework.run import builders
+    from mhprobe.framework.run import image_data, networks
     from mhprobe.io.files import write
 
-    builders.data(cfg)
+    image_data.build_images(cfg)
     place = Path(cfg.cache_dir)
     words = [f"cache_dir={place.resolve()}"]
     if cfg.backbone.get("pretrained"):
         words += [
-            f"backbone.name=local-dir:{builders.save_backbone(cfg, place).resolve()}",
+            f"backbone.name=local-dir:{networks.save_backbone(cfg, place).resolve()}",
             "backbone.pretrained=true",
         ]
     write(place / "words", (" ".join(words) + "\n").encode())

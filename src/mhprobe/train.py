@@ -8,24 +8,24 @@ if TYPE_CHECKING:
 
 
 def run(cfg: "Config", folder: Path) -> None:
-    from mhprobe.framework.run import batch_size, builders, questions
+    from mhprobe.framework.run import batch_size, image_data, networks, questions, trainers
     from mhprobe.framework.run.resume import LAST, resume
 
-    data = builders.data(cfg)
-    model = builders.classifier(cfg, data)
-    report = builders.report(cfg, folder, model.gates.layout)
+    data = image_data.build_images(cfg)
+    model = networks.build_classifier(cfg, data)
+    report = trainers.open_report(cfg, folder, model.gates.layout)
     if cfg.ckpt_path is None or not (folder / LAST).is_file():
         report.begin({})
     cfg = batch_size.settled(cfg, model, data, report)
     answers = questions.of_run(cfg, model, data, report)
-    callbacks = builders.callbacks(cfg, model, data, report)
-    trainer = builders.trainer(cfg, [*callbacks, answers], report)
+    callbacks = trainers.build_callbacks(cfg, model, data, report)
+    trainer = trainers.build_trainer(cfg, [*callbacks, answers], report)
     trainer.fit(model, datamodule=data, ckpt_path=resume(cfg, folder, trainer))
 
-    builders.best(model, folder / "checkpoints")
-    builders.test(trainer, model, data, report)
-    builders.save(cfg, trainer, model, data, folder)
-    builders.finish(cfg, trainer, model, data, report)
+    networks.load_best(model, folder / "checkpoints")
+    trainers.test(trainer, model, data, report)
+    networks.save(cfg, trainer, model, data, folder)
+    trainers.finish(cfg, trainer, model, data, report)
     answers.complain()
 
 

@@ -16,7 +16,7 @@ from hydra.utils import get_class, get_method
 from omegaconf import DictConfig, OmegaConf
 
 import runs
-from mhprobe.framework.run import builders, launch, members, sections
+from mhprobe.framework.run import image_data, launch, members, networks, sections
 from mhprobe.lab.claims.parts.evidence import Evidence
 from mhprobe.maps.faithfulness import faithfulness
 from mhprobe.masking.base import Order
@@ -150,7 +150,7 @@ def run_piece(name: str, accelerator: str, kept: str, folder: str) -> None:
     if "weights=weights.safetensors" in overrides:
         Path("scores.csv").write_text("head,value\n0,4\n1,3\n2,1\n3,2\n")
         fresh = cfg.model_copy(update={"weights": "random", "optim": None})
-        model = builders.classifier(fresh, builders.data(fresh))
+        model = networks.build_classifier(fresh, image_data.build_images(fresh))
         save_weights(model.backbone, Path("weights.safetensors"), model.description)
     for settings in (cfg, cfg.paper or cfg):
         if "rarity" in (settings.measure or {}):

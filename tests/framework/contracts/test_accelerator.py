@@ -24,7 +24,7 @@ import runs
 import spawned
 from mhprobe import ranks
 from mhprobe.framework.questions import material
-from mhprobe.framework.run import builders, launch, sections
+from mhprobe.framework.run import launch, networks, sections
 from mhprobe.framework.training.ends import StopAtNonFinite
 from mhprobe.gates.base import Follower
 from mhprobe.heads import FillName
@@ -237,7 +237,7 @@ def label() -> None:
             [device, next(model.parameters()).device]
         ),
     )
-    builders._label(cfg, data, tiny_vit(), ["one", "other"])  # type: ignore[arg-type]
+    networks._label(cfg, data, tiny_vit(), ["one", "other"])  # type: ignore[arg-type]
     assert places == [torch.device("pretend", 0)] * 2
 
 

@@ -27,7 +27,7 @@ import mhprobe
 import runs
 from mhprobe.backbones import build
 from mhprobe.errors import UserError
-from mhprobe.framework.run import builders, cli, launch
+from mhprobe.framework.run import cli, image_data, launch, networks, trainers
 from mhprobe.framework.run.questions import of_run
 from mhprobe.framework.run.schema import check
 from mhprobe.heads import HeadLayout
@@ -287,11 +287,13 @@ def place(tmp_path_factory):
 def everything_but_the_work(command: str, cfg: DictConfig, folder: Path, *_typed: object) -> None:
     checked = check(command, cfg)
     launch._processes(checked.trainer)
-    data = builders.data(checked)
-    model = builders.classifier(checked, data)
-    report = builders.report(checked, folder, model.gates.layout)
+    data = image_data.build_images(checked)
+    model = networks.build_classifier(checked, data)
+    report = trainers.open_report(checked, folder, model.gates.layout)
     asking = of_run(checked, model, data, report)
-    builders.trainer(checked, [*builders.callbacks(checked, model, data, report), asking], report)
+    trainers.build_trainer(
+        checked, [*trainers.build_callbacks(checked, model, data, report), asking], report
+    )
 
 
 def taken_away(command: str, key: str) -> tuple[str, str, str]:

@@ -11,7 +11,7 @@ import torch
 import mhprobe
 import mhprobe.prune
 import runs
-from mhprobe.framework.run import builders
+from mhprobe.framework.run import image_data, networks
 from mhprobe.masking.knapsack import Knapsack, packed
 from mhprobe.measures.fisher import Fisher
 from mhprobe.pruning.elastic import described, mask_at
@@ -83,8 +83,8 @@ def test_each_budget_has_its_promise(trained, tmp_path, capsys):
     about = json.loads(file.with_suffix(".json").read_text())
     promise = about["made"]["elastic"]["promise"]
     budgets = [0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.55, 0.5]
-    data = builders.data(cfg)
-    model = builders.classifier(cfg, data)  # which tells the data its mean
+    data = image_data.build_images(cfg)
+    model = networks.build_classifier(cfg, data)  # which tells the data its mean
 
     def right(network):
         with torch.no_grad():

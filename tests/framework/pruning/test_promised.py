@@ -11,7 +11,7 @@ import mhprobe
 import mhprobe.prune
 import runs
 from mhprobe.backbones import layout_of
-from mhprobe.framework.run import builders
+from mhprobe.framework.run import image_data, networks
 from mhprobe.heads import KINDS
 from mhprobe.masking.base import Evaluate, Order, Scores
 from mhprobe.masking.by_score import ByScore
@@ -298,7 +298,9 @@ def test_heads_that_the_calibration_images_chose_are_not_promised(trained, tmp_p
     asked += ("prune=given", "prune.step=1", "prune.guarantee.points=60")
     aside = "data.calibration_fraction=0.5"
     digests = {
-        name: builders.data(runs.config("prune", tmp_path, *asked, *more, "prune.heads=[1]"))
+        name: image_data.build_images(
+            runs.config("prune", tmp_path, *asked, *more, "prune.heads=[1]")
+        )
         for name, more in {"before": (), "after": (aside,)}.items()
     }
     for data, split in [("after", "val"), ("before", "train"), ("after", "test")]:
@@ -360,7 +362,7 @@ def test_numbers_on_images_that_chose_the_heads_are_marked(trained, tmp_path, ca
             f"weights={tmp_path / on / 'pruned.safetensors'}",
             "measure=[entropy]",
         )
-        builders.classifier(cfg, builders.data(cfg))
+        networks.build_classifier(cfg, image_data.build_images(cfg))
         assert ("test images chose the heads of this network" in caplog.text) == too_good
 
 

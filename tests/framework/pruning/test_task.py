@@ -17,7 +17,7 @@ import runs
 from data_sets import encoded, write_zip
 from mhprobe.backbones import layout_of
 from mhprobe.errors import UserError
-from mhprobe.framework.run import builders
+from mhprobe.framework.run import image_data
 from mhprobe.io.tensors import read_outcomes
 from mhprobe.pages.html.kept import maps
 from mhprobe.pages.several import pairs
@@ -380,8 +380,8 @@ def test_heads_go_from_images_that_nobody_has_labelled_by_agreement_with_the_who
     mhprobe.prune.run(cfg, tmp_path / "run")
     dense, *_, pruned = runs.rows(tmp_path / "run" / "tables" / "pruning.csv")
     assert (float(dense["accuracy"]), dense["images"], pruned["heads"]) == (1.0, "20", "3")
-    data = builders.data(cfg)
-    data.spec = builders.InputSpec((8, 8))
+    data = image_data.build_images(cfg)
+    data.spec = image_data.InputSpec((8, 8))
     images = torch.cat([batch.images for batch in data.batches("test")])
     first, last = (
         load_weights(file)[0](images).argmax(1)

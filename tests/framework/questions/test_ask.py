@@ -20,8 +20,8 @@ from mhprobe.errors import UserError
 from mhprobe.framework.questions.ask import Answers
 from mhprobe.framework.questions.material import Material
 from mhprobe.framework.questions.plan import Question
-from mhprobe.framework.run import builders
 from mhprobe.framework.run import questions as run_questions
+from mhprobe.framework.run import trainers
 from mhprobe.report.figures.style import canvas
 from mhprobe.report.report import Report
 from mhprobe.report.result import Result
@@ -78,7 +78,7 @@ def test_maps_are_a_question_like_others_and_go_through_the_one_answer(tmp_path,
 def test_a_command_of_one_process_is_named_where_it_is_given_two(
     command, told, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(builders, "trainer", lambda *_: SimpleNamespace(world_size=2))
+    monkeypatch.setattr(trainers, "build_trainer", lambda *_: SimpleNamespace(world_size=2))
     cfg = runs.config(command, tmp_path, *told)
     with pytest.raises(UserError, match=f"^{command}: runs in one process, got 2"):
         run_questions.answer(cfg, tmp_path / "run", tested=False)

@@ -15,7 +15,7 @@ import mhprobe.probe
 import runs
 from mhprobe.data.batch import Batch
 from mhprobe.framework.questions.material import look
-from mhprobe.framework.run import builders
+from mhprobe.framework.run import image_data, networks, trainers
 from mhprobe.framework.run.questions import answer, of_run
 from mhprobe.framework.run.resume import resume
 from mhprobe.framework.training.history import History
@@ -47,12 +47,12 @@ def config(folder: Path, *overrides: str, command: str = "probe"):
 
 def fitted(cfg: dict, folder: Path, *more: L.Callback):
     """Trained as ``cfg`` says: the model and its data."""
-    data = builders.data(cfg)
-    model = builders.classifier(cfg, data)
-    report = builders.report(cfg, folder, model.gates.layout)
+    data = image_data.build_images(cfg)
+    model = networks.build_classifier(cfg, data)
+    report = trainers.open_report(cfg, folder, model.gates.layout)
     asking = of_run(cfg, model, data, report)
-    callbacks = [*builders.callbacks(cfg, model, data, report), asking, *more]
-    trainer = builders.trainer(cfg, callbacks, report)
+    callbacks = [*trainers.build_callbacks(cfg, model, data, report), asking, *more]
+    trainer = trainers.build_trainer(cfg, callbacks, report)
     trainer.fit(model, datamodule=data, ckpt_path=resume(cfg, folder, trainer))
     return model, data
 
@@ -312,10 +312,10 @@ def test_a_measure_that_takes_long_once_it_has_seen_the_images_says_so(
 ):
     """Permutations and clusters once took minutes behind a bar that was full."""
     cfg = config(tmp_path, "measure=[entropy,magnitude]")
-    data = builders.data(cfg)
+    data = image_data.build_images(cfg)
     data.prepare_data(), data.setup()
-    model = builders.classifier(cfg, data)
-    measures = builders.measures(cfg.measure, model.gates.layout, "measure")
+    model = networks.build_classifier(cfg, data)
+    measures = networks.build_measures(cfg.measure, model.gates.layout, "measure")
     clock, whole = [0.0], type(measures["entropy"]).finish
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
 

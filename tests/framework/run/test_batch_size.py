@@ -9,7 +9,7 @@ import torch
 
 import runs
 from mhprobe.errors import UserError
-from mhprobe.framework.run import batch_size, builders
+from mhprobe.framework.run import batch_size, image_data, networks, trainers
 from mhprobe.framework.training.classifier import GatedClassifier
 
 
@@ -22,8 +22,8 @@ def parts(tmp_path_factory):
         "masking=none",
         "data.batch_size=auto",
     )
-    data = builders.data(cfg)
-    return cfg, data, builders.classifier(cfg, data)
+    data = image_data.build_images(cfg)
+    return cfg, data, networks.build_classifier(cfg, data)
 
 
 @pytest.fixture(autouse=True)
@@ -80,12 +80,12 @@ def test_a_device_that_takes_no_image_is_said(parts, memory):
 
 def test_where_it_cannot_be_found_a_number_is_asked_for(parts, tmp_path):
     cfg, data, model = parts
-    report = builders.report(cfg, tmp_path, model.gates.layout)
+    report = trainers.open_report(cfg, tmp_path, model.gates.layout)
     with pytest.raises(UserError, match="one GPU"):
         batch_size.settled(cfg, model, data, report)
     with pytest.raises(UserError, match="keeps its batches"):
         batch_size.settled(cfg.but(ckpt_path="last"), model, data, report)
     with pytest.raises(UserError, match=r"mhprobe\.train"):
-        builders.data(runs.config("probe", tmp_path, "data.batch_size=auto"))
+        image_data.build_images(runs.config("probe", tmp_path, "data.batch_size=auto"))
     number = runs.config("train", tmp_path)
     assert batch_size.settled(number, model, data, report) is number

@@ -14,7 +14,7 @@ import mhprobe
 import runs
 from mhprobe.backbones import build
 from mhprobe.errors import UserError, refuse_misfits
-from mhprobe.framework.run import builders, cli, launch
+from mhprobe.framework.run import cli, image_data, launch, networks, trainers
 from mhprobe.framework.run.construct import construct
 from mhprobe.framework.run.questions import of_run
 from mhprobe.framework.run.schema import RULES, TrainerSettings, refuse_absent_folders
@@ -68,12 +68,14 @@ LENGTHS = {  # of how long the training is
 
 
 def built(cfg, folder):
-    data = builders.data(cfg)
-    model = builders.classifier(cfg, data)
-    report = builders.report(cfg, folder, model.gates.layout)
+    data = image_data.build_images(cfg)
+    model = networks.build_classifier(cfg, data)
+    report = trainers.open_report(cfg, folder, model.gates.layout)
     asking = of_run(cfg, model, data, report)
     return (
-        builders.trainer(cfg, [*builders.callbacks(cfg, model, data, report), asking], report),
+        trainers.build_trainer(
+            cfg, [*trainers.build_callbacks(cfg, model, data, report), asking], report
+        ),
         model,
         data,
     )
@@ -348,7 +350,7 @@ def test_rates_of_dropping_are_those_of_the_command_and_else_those_of_the_file(t
         (["backbone.patch_drop_rate=0"], 0),
     ):
         cfg = runs.config("train", tmp_path, f"weights={half}", "data=digits", *more)
-        model = builders.classifier(cfg, builders.data(cfg))
+        model = networks.build_classifier(cfg, image_data.build_images(cfg))
         assert getattr(model.backbone.patch_drop, "prob", 0) == rate
         assert model.description["backbone"]["patch_drop_rate"] == rate
         networks.append(model.backbone.eval())

@@ -13,7 +13,7 @@ from torch import nn
 import mhprobe.train
 import runs
 from mhprobe.errors import UserError
-from mhprobe.framework.run import builders
+from mhprobe.framework.run import trainers
 from mhprobe.weights.checkpoint import load_checkpoint, load_weights
 
 averaging = pytest.importorskip(
@@ -154,6 +154,6 @@ def test_indices_of_positions_are_not_averaged(tmp_path):
 def test_a_lightning_that_cannot_average_is_named_before_training(monkeypatch):
     monkeypatch.setitem(sys.modules, "mhprobe.framework.training.averaging", None)
     with pytest.raises(UserError, match=r"optim.ema: expected lightning 2.6 or newer"):
-        builders._average(0.9)
+        trainers._build_average(0.9)
     monkeypatch.undo()
-    assert isinstance(builders._average(0.9), averaging.Average)  # the control
+    assert isinstance(trainers._build_average(0.9), averaging.Average)  # the control

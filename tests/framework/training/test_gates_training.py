@@ -16,7 +16,7 @@ import mhprobe.prune
 import mhprobe.train
 import runs
 from mhprobe.errors import UserError
-from mhprobe.framework.run import builders
+from mhprobe.framework.run import networks
 from mhprobe.gates import gates_of
 from mhprobe.weights.checkpoint import load_checkpoint, load_weights
 from runs import Command, rows
@@ -239,7 +239,7 @@ def test_voita_compares_pruned_with_scratch(weights, tmp_path, monkeypatch):
             "one arm is tested at its best epoch on validation, the other at its last"
         )
 
-    monkeypatch.setattr(builders, "best", chosen)
+    monkeypatch.setattr(networks, "load_best", chosen)
     cfg = runs.checked(
         "studies.voita",
         *runs.TINY,

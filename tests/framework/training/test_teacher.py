@@ -18,7 +18,7 @@ from mhprobe.backbones import input_spec
 from mhprobe.data.augment import normalise
 from mhprobe.data.base import InputSpec
 from mhprobe.errors import UserError
-from mhprobe.framework.run import builders
+from mhprobe.framework.run import image_data, networks
 from mhprobe.framework.run.resume import facts
 from mhprobe.io.code import file_digest
 from mhprobe.io.files import write
@@ -42,8 +42,8 @@ def file(tmp_path_factory):
 def network(folder, *overrides):
     """A classifier that can be stepped by hand, and its first batch of training images."""
     cfg = runs.config("train", folder, *SMALL, *overrides)
-    data = builders.data(cfg)
-    model = builders.classifier(cfg, data).train()
+    data = image_data.build_images(cfg)
+    model = networks.build_classifier(cfg, data).train()
     model.log = lambda *args, **kwargs: None
     return model, data.transform(next(iter(data.train_dataloader())), train=True)
 
@@ -185,8 +185,8 @@ WHOLE = (*SMALL, "data.augment.mixup=0", "data.augment.cutmix=0", "optim.teacher
 def recalled(folder, file, *overrides):
     """A student of the teacher's answers to whole images, and its data."""
     cfg = runs.config("train", folder, *WHOLE, f"optim.teacher={file}", *overrides)
-    data = builders.data(cfg)
-    return builders.classifier(cfg, data), data
+    data = image_data.build_images(cfg)
+    return networks.build_classifier(cfg, data), data
 
 
 def test_answers_to_whole_images_are_the_mean_over_image_and_mirror_image(file, tmp_path):

@@ -12,7 +12,7 @@ import mhprobe
 import mhprobe.studies.causal
 import runs
 from mhprobe.data.batch import Batch
-from mhprobe.framework.run import builders
+from mhprobe.framework.run import image_data
 from mhprobe.lab.papers.causal_gates import ROLES, Fit, causal_gates, causal_roles, roles
 from models import BUILDERS, images_for, labels_for, tiny_vit
 
@@ -230,7 +230,7 @@ def test_options_that_cannot_work_are_refused(options):
 def test_the_command_refuses_the_same_before_images_are_read(
     option, expected, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(builders, "data", lambda *_: pytest.fail("images were read"))
+    monkeypatch.setattr(image_data, "build_images", lambda *_: pytest.fail("images were read"))
     name, value = option.split("=")
     with pytest.raises(
         mhprobe.UserError, match=rf"^causal\.{name}: expected {expected}, got {value}\.$"

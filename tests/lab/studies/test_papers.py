@@ -15,7 +15,7 @@ import runs
 from data_sets import write_flowers, write_pets
 from framework.contracts.test_results import unsaid
 from mhprobe.errors import UserError
-from mhprobe.framework.run import builders
+from mhprobe.framework.run import image_data, networks
 from mhprobe.framework.run.schema import Paper, PaperFigure
 from mhprobe.framework.run.sections import CONF
 from mhprobe.lab.papers.paper import caption, chosen, label
@@ -271,12 +271,12 @@ def test_it_makes_its_figures_of_torchvisions_data_sets(paper, data, tmp_path, m
         torchvision.datasets.Flowers102, "_check_integrity", lambda self: True
     )  # sums of the real ones
     cfg = of_torchvision(paper, data, tmp_path)
-    images = builders.data(cfg)
+    images = image_data.build_images(cfg)
     classes = {"pets": 37, "flowers": 102}[data]
     assert images.num_classes == classes and images.sizes["test"] == classes * (
         2 if data == "pets" else 1
     )
-    assert builders.classifier(cfg, images)(torch.zeros(1, 3, 32, 32)).shape == (1, classes)
+    assert networks.build_classifier(cfg, images)(torch.zeros(1, 3, 32, 32)).shape == (1, classes)
     mhprobe.study.run(cfg, tmp_path / "run")
     made = json.loads((tmp_path / "run" / "finished.json").read_text())
     wanted = {key for key, figure in cfg.paper.figures.items() if figure.elsewhere is None}
@@ -294,7 +294,7 @@ def test_images_that_are_not_there_are_refused_before_a_network_is_built(
     data, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(
-        "mhprobe.framework.run.builders.build", lambda *_, **__: pytest.fail("a network was built")
+        "mhprobe.framework.run.networks.build", lambda *_, **__: pytest.fail("a network was built")
     )
     told = (
         f"data={data}",

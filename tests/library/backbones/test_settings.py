@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 import runs
 from mhprobe.backbones import build
-from mhprobe.framework.run.builders import OF_FILE
+from mhprobe.framework.run.networks import OF_FILE
 from mhprobe.framework.run.sections import CONF
 from mhprobe.weights.description import Backbone, portable
 
@@ -21,7 +21,7 @@ BACKBONES = sorted(path.stem for path in (CONF / "backbone").glob("*.yaml"))
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_each_size_that_a_yaml_lists_is_one_that_its_network_takes(backbone):
     sizes = OmegaConf.load(CONF / "backbone" / f"{backbone}.yaml")
-    read_beside = {"num_classes", *OF_FILE}  # by builders, not by the network's class
+    read_beside = {"num_classes", *OF_FILE}  # by networks.py, not by the network's class
     listed = {str(key) for key, value in sizes.items() if value is None} - read_beside
     with torch.device("meta"):
         taken = inspect.signature(type(timm.create_model(sizes.name)).__init__).parameters

@@ -16,7 +16,7 @@ import mhprobe
 import runs
 from mhprobe import fetch
 from mhprobe.backbones import build, input_spec
-from mhprobe.framework.run import builders
+from mhprobe.framework.run import image_data, networks
 from mhprobe.framework.run.schema import check
 from mhprobe.weights.foreign import load_foreign
 from mhprobe.weights.twin import RandomTwin
@@ -421,7 +421,7 @@ def test_a_mean_that_was_given_to_a_command_comes_back_with_the_weights(tmp_path
     found, data = network(tmp_path, f"backbone.checkpoint={path}", *words)
     assert tuple(data.spec.mean) == IMAGENET["mean"] and tuple(data.spec.std) == IMAGENET["std"]
     assert not {"mean", "std"} & found.description["backbone"].keys()
-    builders.save_weights(found.backbone, tmp_path / "again.safetensors", found.description)
+    networks.save_weights(found.backbone, tmp_path / "again.safetensors", found.description)
     again = mhprobe.load(tmp_path / "again.safetensors")
     assert {key: input_spec(again)[key] for key in IMAGENET} == IMAGENET
     with pytest.raises(mhprobe.UserError, match=r"backbone\.mean: expected 3 numbers"):
@@ -430,8 +430,8 @@ def test_a_mean_that_was_given_to_a_command_comes_back_with_the_weights(tmp_path
 
 def network(tmp_path, *overrides, command="probe"):
     cfg = runs.config(command, tmp_path, "measure=[]", *overrides)
-    data = builders.data(cfg)
-    return builders.classifier(cfg, data), data
+    data = image_data.build_images(cfg)
+    return networks.build_classifier(cfg, data), data
 
 
 def test_commands_take_a_checkpoint_instead_of_weights(tmp_path):
@@ -501,7 +501,7 @@ def test_a_folder_of_timm_s_passes_through_and_is_remembered_by_timm_s_name(fold
         8,
         [8, 8],
     )  # as timm writes it, by its version
-    builders.save_weights(found.backbone, tmp_path / "again.safetensors", found.description)
+    networks.save_weights(found.backbone, tmp_path / "again.safetensors", found.description)
     assert torch.equal(mhprobe.load(tmp_path / "again.safetensors").head.weight, model.head.weight)
 
 
@@ -520,7 +520,7 @@ def test_what_was_typed_beside_a_folder_of_timm_s_is_described(folder, tmp_path)
         found.description["backbone"]["img_size"] == 16
         and found.description["backbone"]["embed_dim"] == 24
     )
-    builders.save_weights(found.backbone, tmp_path / "again.safetensors", found.description)
+    networks.save_weights(found.backbone, tmp_path / "again.safetensors", found.description)
     assert mhprobe.load(tmp_path / "again.safetensors").patch_embed.img_size == (16, 16)
 
 
@@ -565,8 +565,8 @@ def test_what_fetch_wrote_is_all_that_is_needed(folder, tmp_path):
         "probe", runs.composed("probe", "+experiment=digits_vit", *OURS, *told, "measure=[]")
     )
     assert cfg.weights is None
-    data = builders.data(cfg)
-    assert torch.equal(builders.classifier(cfg, data).backbone.head.weight, model.head.weight)
+    data = image_data.build_images(cfg)
+    assert torch.equal(networks.build_classifier(cfg, data).backbone.head.weight, model.head.weight)
 
 
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])

@@ -9,7 +9,7 @@ import torch
 
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
-from mhprobe.framework.run import builders
+from mhprobe.framework.run import trainers
 from mhprobe.framework.run.schema import Config
 from mhprobe.framework.run.shortage import no_memory
 from mhprobe.framework.training.classifier import GatedClassifier
@@ -29,7 +29,7 @@ def settled(cfg: Config, model: GatedClassifier, data: ImageData, report: Report
             "found, "
             "train/batch_size in its metrics.json."
         )
-    trainer = builders.trainer(cfg, [], report)
+    trainer = trainers.build_trainer(cfg, [], report)
     if trainer.strategy.root_device.type == "cpu" or trainer.world_size > 1:
         raise UserError(
             "data.batch_size=auto: fills the memory of one GPU, in one process (on a CPU the "
@@ -72,7 +72,7 @@ def _step_fits(cfg: Config, model: GatedClassifier, data: ImageData) -> bool:
         "enable_checkpointing": False,
     }
     with tempfile.TemporaryDirectory(prefix="mhprobe_") as folder:
-        trainer = builders.trainer(cfg.but(trainer=short), [], Report(Path(folder)))
+        trainer = trainers.build_trainer(cfg.but(trainer=short), [], Report(Path(folder)))
         try:
             trainer.fit(model, datamodule=data)
         except (RuntimeError, MemoryError) as error:

@@ -102,7 +102,7 @@ def module(task: str) -> Any:
     """Return the module of a command: mhprobe.train, mhprobe.studies.voita; of a package its __main__."""
     quiet()
     importlib.import_module(
-        "mhprobe.framework.run.builders"
+        "mhprobe.framework.run.trainers"
     )  # imports nearly everything that a command imports when it runs
     command = importlib.import_module(f"mhprobe.{task}")
     return (

@@ -12,7 +12,7 @@ from mhprobe.errors import UserError
 from mhprobe.framework.questions import stored
 from mhprobe.framework.questions.material import Material
 from mhprobe.framework.questions.plan import Question
-from mhprobe.framework.run import builders
+from mhprobe.framework.run import image_data, networks, trainers
 from mhprobe.framework.run.construct import construct, keyed
 from mhprobe.framework.run.resume import facts
 from mhprobe.framework.run.schema import Config, Prune, comes_with_weights
@@ -90,7 +90,7 @@ class Pruning:
         if (
             pruned.scored == LABELS and not pruned.optimistic
         ):  # runs are compared on images that chose nothing
-            builders.keep_outcomes(self.folder, pruned.right[-1], material.data)
+            image_data.keep_outcomes(self.folder, pruned.right[-1], material.data)
         attach(pruned.model, units={"head"})  # heads are found by their gates
         return results
 
@@ -100,7 +100,7 @@ class Pruning:
         return gates_kept(weights) if weights else None
 
     def _weights(self) -> dict[str, Any]:
-        file = builders.weights_file(self.cfg)
+        file = networks.weights_file(self.cfg)
         return read_description(Path(file)) if file else {}
 
     def _pruned(
@@ -337,7 +337,7 @@ def judge_of(cfg: Config, settings: Prune, material: Material, **kept: Any) -> J
     chosen = (settings.select_on, settings.images, cfg.seed)
     selection = Selection(material.data, material.model.device, *chosen)
     half = settings.precision == "bf16-mixed"
-    return Judge(selection, builders.score(cfg), half=half, **kept)
+    return Judge(selection, networks.build_score(cfg), half=half, **kept)
 
 
 def retraining(
@@ -362,14 +362,14 @@ def retraining(
             "prune.repair.per=weights mends without training."
         )
     cfg = cfg.but(trainer={"max_epochs": settings.tune_epochs})
-    optim = builders.optim(cfg, data)
+    optim = networks.build_optim(cfg, data)
 
     def train(pruned: nn.Module, kept: dict[str, list[int]], number: int) -> nn.Module:
         about = pruned_description(description, kept, settings.proj_bias, folded_gates(dense))
         checkpoints = report.folder / "checkpoints" / f"round_{number}"
         model = GatedClassifier(pruned, about, **optim)
-        trainer = builders.trainer(
-            cfg, builders.callbacks(cfg, model, data, report, checkpoints), report
+        trainer = trainers.build_trainer(
+            cfg, trainers.build_callbacks(cfg, model, data, report, checkpoints), report
         )
         training = {
             **facts(cfg, about, data.images_of("train", "val")),
@@ -381,10 +381,10 @@ def retraining(
             source=our_digest(ABOVE),
             of=digest(pruned.state_dict()),
         )
-        if (tuned := stored.read(builders.store(cfg), key)) is None:
+        if (tuned := stored.read(networks.kept_measurements(cfg), key)) is None:
             trainer.fit(model, datamodule=data)
-            builders.best(model, checkpoints)
-            stored.write(builders.store(cfg), key, model.backbone.state_dict())
+            networks.load_best(model, checkpoints)
+            stored.write(networks.kept_measurements(cfg), key, model.backbone.state_dict())
         else:  # by a run that was killed after this round
             print(
                 f"round {number}: was tuned before with the same settings; those weights are taken"

@@ -21,7 +21,7 @@ from mhprobe.framework.questions.measured import (
     second_to,
 )
 from mhprobe.framework.questions.plan import Question
-from mhprobe.framework.run import builders
+from mhprobe.framework.run import image_data, networks, trainers
 from mhprobe.framework.run.construct import construct, explained
 from mhprobe.framework.run.jobs import rank
 from mhprobe.framework.run.schema import Config, Paper
@@ -52,14 +52,14 @@ def answer(
     tested: False for questions that test the network themselves, or not at all, and end the run
     without an answer.
     """
-    data = builders.data(cfg)
-    model = builders.classifier(cfg, data)
-    report = builders.report(cfg, folder, model.gates.layout)
-    report.begin(builders.subject(model, data, report))
+    data = image_data.build_images(cfg)
+    model = networks.build_classifier(cfg, data)
+    report = trainers.open_report(cfg, folder, model.gates.layout)
+    report.begin(networks.name_subject(model, data, report))
     answers = of_run(cfg, model, data, report, more, estimate)
-    trainer = builders.trainer(cfg, [ShowsTraining(), answers], report)
+    trainer = trainers.build_trainer(cfg, [ShowsTraining(), answers], report)
     if tested:
-        builders.test(trainer, model, data, report)
+        trainers.test(trainer, model, data, report)
     else:
         if cfg.prune and trainer.world_size > 1:
             raise UserError(
@@ -71,7 +71,7 @@ def answer(
         model.to(trainer.strategy.root_device)
         answers.find()
         answers.complain()
-    builders.finish(cfg, trainer, model, data, report)
+    trainers.finish(cfg, trainer, model, data, report)
     return answers
 
 
@@ -102,7 +102,7 @@ def material(cfg: Config, model: GatedClassifier, data: ImageData) -> Material:
         raise UserError(
             "weights: this network has no heads left. To take its neurons: gates.units=[neuron]."
         )
-    built = builders.measures(parts, model.gates.layout, where)
+    built = networks.build_measures(parts, model.gates.layout, where)
     unfit = {name: error for name, error in built.items() if isinstance(error, UserError)}
     if unfit and not study:
         without = " ".join(f"~{where}.{name}" for name in unfit)
@@ -119,7 +119,7 @@ def material(cfg: Config, model: GatedClassifier, data: ImageData) -> Material:
         target=probe.target if probe else None,
         seed=cfg.seed,
         first=rank() == 0,
-        store=builders.store(cfg),
+        store=networks.kept_measurements(cfg),
     )
 
 
@@ -143,7 +143,7 @@ def _usual(cfg: Config, material: Material) -> list[Question]:
             )
         if (also_on := cfg.probe.also_on) is not None:
             other = second_to(
-                material.data, builders.prepared(also_on, "probe.also_on"), "probe.also_on"
+                material.data, image_data.prepare(also_on, "probe.also_on"), "probe.also_on"
             )
             if other.source.name == material.data.source.name:
                 raise UserError(
@@ -156,7 +156,7 @@ def _usual(cfg: Config, material: Material) -> list[Question]:
         where = f"question.{name}"
         ask = explained(construct({**part, "_partial_": True}, where), where)
         questions.append(Question(name, ask, names, control=control))
-    if cfg.optim is not None and builders.learns_gates(cast(Any, material.model)):
+    if cfg.optim is not None and networks.learns_gates(cast(Any, material.model)):
         rule = functools.partial(learned_gates, keep=cfg.gates.keep, threshold=cfg.gates.threshold)
         questions.append(Question("gates", explained(rule, "gates")))
     if material.masking is not None:
@@ -217,7 +217,7 @@ def _masking(cfg: Config, settings: Curves, model: GatedClassifier) -> Masking:
     options = settings.model_dump(include={"select_on", "steps", "step"})
     options |= {
         "join": settings.join and construct(settings.join, "masking.join"),
-        "score": builders.score(cfg),
+        "score": networks.build_score(cfg),
     }
     return Masking(specs, Path(cfg.cache_dir) / "orders", key="masking.curves", **options)
 

@@ -57,7 +57,7 @@ def run(cfg: Config, folder: Path) -> None:
     """
     import torch
 
-    from mhprobe.framework.run import builders
+    from mhprobe.framework.run import image_data, networks, trainers
     from mhprobe.framework.run.jobs import rank
     from mhprobe.lab.papers import sweep
     from mhprobe.pages.html import finish_report
@@ -67,7 +67,7 @@ def run(cfg: Config, folder: Path) -> None:
 
     options = cfg.voita
     assert options is not None
-    if (weights := builders.weights_file(cfg)) is None:
+    if (weights := networks.weights_file(cfg)) is None:
         raise UserError(
             "voita: weights: expected the network to prune, the model.safetensors of a training "
             "run."
@@ -85,12 +85,12 @@ def run(cfg: Config, folder: Path) -> None:
             f"voita.scratch_epochs: {weights} does not say how long it was trained; give a number."
         )
 
-    data = builders.data(cfg)
-    model = builders.classifier(cfg, data)
+    data = image_data.build_images(cfg)
+    model = networks.build_classifier(cfg, data)
     heads = model.gates.layout.num_heads
-    report = builders.report(cfg, folder / "whole", model.gates.layout)
-    report.begin(builders.subject(model, data, report), inside=folder)
-    builders.test(builders.trainer(cfg, [], report), model, data, report)
+    report = trainers.open_report(cfg, folder / "whole", model.gates.layout)
+    report.begin(networks.name_subject(model, data, report), inside=folder)
+    trainers.test(trainers.build_trainer(cfg, [], report), model, data, report)
     report.close()
     whole = model.results["test/accuracy"]
     rows = [Row(heads, whole, whole, whole, before or "", before or "")]
@@ -126,24 +126,24 @@ def _compared(heads: int, pruned: Fitted, scratch: Fitted, learned: int | str, e
 
 def fit(cfg: Config, folder: Path) -> Fitted:
     """Train as ``cfg`` says and test the last weights; with ``ckpt_path=last`` go on from a checkpoint, if any."""
-    from mhprobe.framework.run import builders, questions
+    from mhprobe.framework.run import image_data, networks, questions, trainers
     from mhprobe.framework.run.resume import resume
     from mhprobe.scoring.parts.tally import tally
 
-    data = builders.data(cfg)
-    model = builders.classifier(cfg, data)
-    report = builders.report(cfg, folder, model.gates.layout)
+    data = image_data.build_images(cfg)
+    model = networks.build_classifier(cfg, data)
+    report = trainers.open_report(cfg, folder, model.gates.layout)
     answers = questions.of_run(cfg, model, data, report)
-    trainer = builders.trainer(
-        cfg, [*builders.callbacks(cfg, model, data, report), answers], report
+    trainer = trainers.build_trainer(
+        cfg, [*trainers.build_callbacks(cfg, model, data, report), answers], report
     )
     trainer.fit(model, datamodule=data, ckpt_path=resume(cfg, folder, trainer, part=True))
-    builders.test(trainer, model, data, report)
-    builders.save(cfg, trainer, model, data, folder)
+    trainers.test(trainer, model, data, report)
+    networks.save(cfg, trainer, model, data, folder)
     report.close()
     answers.complain()
     trainer.strategy.barrier()  # the other ranks read what the first has written
-    gates, learned = model.gates, builders.learns_gates(model)
+    gates, learned = model.gates, networks.learns_gates(model)
     on = gates.kept(cfg.gates.keep, cfg.gates.threshold) if learned else gates.effective()
     with gates.fixed(on.float()):
         counted = tally(model.eval(), data.batches("test", model.device), data.sizes["test"])

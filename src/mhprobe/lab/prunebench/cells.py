@@ -16,7 +16,7 @@ from torch import Tensor
 from mhprobe.errors import UserError, quoted, refusing
 from mhprobe.framework.questions.material import Material
 from mhprobe.framework.questions.plan import Question
-from mhprobe.framework.run import builders, pruning
+from mhprobe.framework.run import devices, pruning, trainers
 from mhprobe.framework.run.construct import construct
 from mhprobe.framework.run.questions import Asks
 from mhprobe.framework.run.resume import facts
@@ -136,7 +136,7 @@ class Cells:
             "score": cfg.score,
             "source": our_digest(),
         }
-        shared["tuned"] = builders.precision(cfg) if cfg.prune.tune_epochs else None
+        shared["tuned"] = devices.choose_precision(cfg) if cfg.prune.tune_epochs else None
         shared["machine"] = (
             device_name(self.model.device) if cfg.prune.speed else None
         )  # speed-ups are of one machine
@@ -208,7 +208,7 @@ class Cells:
         try:
             dense = self.model.backbone.eval()
             if settings.tune_epochs:
-                report = builders.report(
+                report = trainers.open_report(
                     cfg, self.files[cell].with_suffix(""), self.material.layout
                 )
                 train = pruning.retraining(

@@ -14,7 +14,7 @@ import mhprobe.mask
 import mhprobe.probe
 import mhprobe.train
 import runs
-from mhprobe.framework.run import builders
+from mhprobe.framework.run import image_data, networks, trainers
 from mhprobe.framework.run.schema import check
 from mhprobe.measures.gate_importance import GateImportance
 from mhprobe.scoring.parts.tally import Tally
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.slow
     ],
 )
 def test_small_print_names_the_weights_or_the_run_that_makes_some(command, said, options, tmp_path):
-    report = builders.report(runs.checked(command, "logger={}", *options), tmp_path, None)
+    report = trainers.open_report(runs.checked(command, "logger={}", *options), tmp_path, None)
     assert report.network == said
 
 
@@ -47,41 +47,41 @@ def test_a_file_that_is_not_there_is_missed_before_images_are_decoded(key, tmp_p
     def decode(*_):
         raise AssertionError("images first")
 
-    monkeypatch.setattr(builders, "prepared", decode)
+    monkeypatch.setattr(image_data, "prepare", decode)
     with pytest.raises(mhprobe.UserError, match=rf"^{key}: no file nowhere\.safetensors\. Give "):
-        builders.data(runs.checked("train", f"{key}=nowhere.safetensors"))
+        image_data.build_images(runs.checked("train", f"{key}=nowhere.safetensors"))
     with pytest.raises(AssertionError, match="images first"):  # negative control
-        builders.data(runs.checked("train"))
+        image_data.build_images(runs.checked("train"))
 
 
 def test_missing_weights_and_missing_data_are_named_together_before_either_is_read(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(builders, "prepared", lambda *_: "images")
+    monkeypatch.setattr(image_data, "prepare", lambda *_: "images")
     absent = tmp_path / "archive.tar"
     data = ["data=cifar10", f"data.root={absent}"]
     both = rf"^weights: no file nowhere\.ckpt\. .*data\.root: {absent} does not exist\."
     with pytest.raises(mhprobe.UserError, match=both):
-        builders.data(runs.checked("probe", "weights=nowhere.ckpt", *data))
+        image_data.build_images(runs.checked("probe", "weights=nowhere.ckpt", *data))
     with pytest.raises(mhprobe.UserError, match=rf"which trained network\?.* data\.root: {absent}"):
         runs.checked("probe", "weights=null", *data)
     with pytest.raises(mhprobe.UserError, match=rf"which trained network\?.* data\.root: {absent}"):
         check("probe", runs.composed("probe", *data))  # weights=???, as nobody typed them
     absent.touch()  # the control: data that are there are not named
     with pytest.raises(mhprobe.UserError) as error:
-        builders.data(runs.checked("probe", "weights=nowhere.ckpt", *data))
+        image_data.build_images(runs.checked("probe", "weights=nowhere.ckpt", *data))
     assert "data.root" not in str(error.value)
     two = ["weights=nowhere.ckpt", "optim.teacher=gone.ckpt"]
     with pytest.raises(
         mhprobe.UserError, match=r"weights: no file .* optim\.teacher: no file gone"
     ):
-        builders.data(runs.checked("train", *two))
+        image_data.build_images(runs.checked("train", *two))
 
 
 @pytest.mark.parametrize("key", ["weights", "optim.teacher"])
 def test_the_folder_of_a_run_stands_for_its_weights(key, tmp_path, monkeypatch):
     """The pruned ones, if there are some, as look takes them; a folder without any is refused in one line."""
-    monkeypatch.setattr(builders, "prepared", lambda *_: "images")
+    monkeypatch.setattr(image_data, "prepare", lambda *_: "images")
     with pytest.raises(mhprobe.UserError, match=rf"^{key}: .* holds no pruned\.safetensors"):
         runs.checked("train", f"{key}={tmp_path}")
     for name in ("model.safetensors", "pruned.safetensors"):
@@ -90,7 +90,7 @@ def test_the_folder_of_a_run_stands_for_its_weights(key, tmp_path, monkeypatch):
         assert {"weights": cfg.weights, "optim.teacher": cfg.optim.teacher}[key] == str(
             tmp_path / name
         )
-        assert builders.data(cfg) == "images"
+        assert image_data.build_images(cfg) == "images"
 
 
 def test_a_measure_that_refuses_does_not_hold_up_the_others_and_is_named_at_the_end(
@@ -140,7 +140,7 @@ def test_images_without_labels_leave_a_model_the_classifier_that_it_has(tmp_path
         "data=photos",
         f"data.root={tmp_path}",
     )
-    model = builders.classifier(cfg, builders.data(cfg))
+    model = networks.build_classifier(cfg, image_data.build_images(cfg))
     assert model.backbone.num_classes == 1000
 
 
@@ -161,10 +161,10 @@ def test_a_batch_larger_than_the_set_becomes_the_set_and_one_image_is_enough(tmp
 def test_the_schedule_is_as_long_as_the_training(tmp_path, images, batch_size):
     size = [f"data.limit_train={images}", f"data.batch_size={batch_size}", "trainer.max_epochs=3"]
     cfg = runs.config("train", tmp_path, *size, "trainer.accumulate_grad_batches=2")
-    data = builders.data(cfg)
-    model = builders.classifier(cfg, data)
-    report = builders.report(cfg, tmp_path / "run", model.gates.layout)
-    trainer = builders.trainer(cfg, [], report)
+    data = image_data.build_images(cfg)
+    model = networks.build_classifier(cfg, data)
+    report = trainers.open_report(cfg, tmp_path / "run", model.gates.layout)
+    trainer = trainers.build_trainer(cfg, [], report)
     trainer.fit(model, datamodule=data)
     assert trainer.global_step == model._steps() == 3 * math.ceil(max(1, images // batch_size) / 2)
 
@@ -178,9 +178,11 @@ def test_a_run_that_ends_early_warms_up_for_as_many_epochs(tmp_path, most, steps
         "optim.warmup_epochs=1",
     ]
     cfg = runs.config("train", tmp_path, *size, *most)
-    data = builders.data(cfg)
-    model = builders.classifier(cfg, data)
-    trainer = builders.trainer(cfg, [], builders.report(cfg, tmp_path / "run", model.gates.layout))
+    data = image_data.build_images(cfg)
+    model = networks.build_classifier(cfg, data)
+    trainer = trainers.build_trainer(
+        cfg, [], trainers.open_report(cfg, tmp_path / "run", model.gates.layout)
+    )
     trainer.fit(model, datamodule=data)
     factor = trainer.lr_scheduler_configs[0].scheduler.lr_lambdas[0]
     assert trainer.global_step == model.total_steps == steps
@@ -193,9 +195,9 @@ def test_weights_that_are_trained_on_name_the_images_they_saw_last(tmp_path, tra
     weights = f"weights={trained.folder / 'model.safetensors'}"
     for command, named in (("train", "other"), ("probe", "digits")):
         cfg = runs.config(command, tmp_path, weights)
-        data = builders.data(cfg)
+        data = image_data.build_images(cfg)
         data.source.name = "other"
-        assert builders.classifier(cfg, data).description["data"] == named
+        assert networks.build_classifier(cfg, data).description["data"] == named
 
 
 @pytest.mark.parametrize("without", ["~logger", "~logger.csv"])
