@@ -197,37 +197,38 @@ def _ones(runs: Sequence[Run], over: Sequence[str]) -> list[One]:
     if unknown := [key for key in over if key not in keys]:
         hint = f"{nearest(unknown[0], keys)}expected one such as {', '.join(sorted(keys)[:3])}."
         raise UserError(f"compare: over: no run has a setting {unknown[0]}; {hint}")
-    apart = {key: of for key, of in differing(runs).items() if key.split(".")[0] not in ASIDE}
-    values = [{key: of[number] for key, of in apart.items()} for number in range(len(runs))]
+    settings_apart = {
+        key: values for key, values in differing(runs).items() if key.split(".")[0] not in ASIDE
+    }
     summed = {*over, STEP}
-    groups = [
-        {key: row[key] for key in row if not {key, key.split(".")[-1]} & summed} for row in values
-    ]
     typed = typed_apart(runs, without=summed)
-    by = (
-        typed
-        if any(map(as_typed, typed))
-        else [dict(list(group.items())[:MOST]) for group in groups]
-    )
-    return list(
-        map(One, names(runs), runs, values, _group_names(groups, by), by, map(words.asked, runs))
-    )
+    named = names(runs)
+    ones, groups = [], []
+    for number, run in enumerate(runs):
+        values = {key: of_runs[number] for key, of_runs in settings_apart.items()}
+        group = {
+            key: value for key, value in values.items() if not {key, key.split(".")[-1]} & summed
+        }
+        by = typed[number] if any(map(as_typed, typed)) else dict(list(group.items())[:MOST])
+        text = (as_typed(by) or "as it is") if group else "all runs"
+        ones.append(One(named[number], run, values, text, by, words.asked(run)))
+        groups.append(group)
+    return _numbered(ones, groups)
 
 
-def _group_names(groups: Sequence[dict[str, str]], by: Sequence[dict[str, str]]) -> list[str]:
-    """Name each run's group by the settings that distinguish it; groups that share a name are numbered."""
-    texts = [
-        (as_typed(row) or "as it is") if group else "all runs"
-        for group, row in zip(groups, by, strict=True)
-    ]
-    alike: dict[str, list[dict[str, str]]] = {text: [] for text in texts}
-    for text, group in zip(texts, groups, strict=True):
-        alike[text] += [group] if group not in alike[text] else []
-    named = zip(texts, groups, strict=True)
-    return [
-        text if len(alike[text]) == 1 else f"{text} ({alike[text].index(group) + 1})"
-        for text, group in named
-    ]
+def _numbered(ones: Sequence[One], groups: Sequence[dict[str, str]]) -> list[One]:
+    """Number groups that share a name. groups: the settings of each run's group."""
+    sharing: dict[str, list[dict[str, str]]] = {}
+    for one, group in zip(ones, groups, strict=True):
+        alike = sharing.setdefault(one.group, [])
+        if group not in alike:
+            alike.append(group)
+    numbered = []
+    for one, group in zip(ones, groups, strict=True):
+        alike = sharing[one.group]
+        name = one.group if len(alike) == 1 else f"{one.group} ({alike.index(group) + 1})"
+        numbered.append(one._replace(group=name))
+    return numbered
 
 
 def _groups(ones: Sequence[One]) -> list[dict[str, Any]]:

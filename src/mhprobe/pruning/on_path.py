@@ -96,7 +96,8 @@ class OnPath:
             raise UserError(
                 "remove: it counts heads; for heads and neurons give target={flops: <share left>}."
             )
-        refuse_multiple(multiple := getattr(self.order, "multiple", 1), layout)
+        multiple = getattr(self.order, "multiple", 1)
+        refuse_multiple(multiple, layout)
         if self.target is not None and "heads" not in self.target:
             targets_of(
                 self.target, layout, dict.fromkeys(SHARES, lambda masks: masks)
@@ -115,7 +116,8 @@ class OnPath:
                     self.min_heads_per_layer,
                     multiple,
                 )
-        remove = self._in_all(count := layout.num_heads)
+        count = layout.num_heads
+        remove = self._in_all(count)
         if remove is None or self.guarantee is not None:
             return
         if not 0 < remove < count:
@@ -288,7 +290,8 @@ def within(
     multiple: as for ``Knapsack``. UserError for a share below what is left without all of them, but
     for one, and for widths that are no multiples.
     """
-    refuse_multiple(multiple, layout := layout_of(model))
+    layout = layout_of(model)
+    refuse_multiple(multiple, layout)
     device = next(model.parameters()).device
     image = torch.zeros(1, channels_of(model), *input_spec(model)["size"], device=device)
     limits = Limits(

@@ -108,17 +108,27 @@ class Curve:
         """Points of the one trace; of several their means, with Student's 95 % intervals over repeats."""
         if not self.averaged:
             return self.traces[0].points
-        count = len(self.step)
-        runs = Points(
-            *(
-                torch.stack([p[:count] for p in part])
-                for part in zip(*(t.points for t in self.traces), strict=False)
-            )
+        accuracy, low, high = t_interval(self._repeats("accuracy"))
+        difference, difference_low, difference_high = t_interval(self._repeats("difference"))
+        delta, delta_low, delta_high = t_interval(self._repeats("delta"))
+        return Points(
+            heads=self._repeats("heads").mean(0),
+            accuracy=accuracy,
+            loss=self._repeats("loss").mean(0),
+            low=low.clamp(min=0),
+            high=high.clamp(max=1),
+            difference=difference,
+            difference_low=difference_low,
+            difference_high=difference_high,
+            delta=delta,
+            delta_low=delta_low,
+            delta_high=delta_high,
         )
-        accuracy, low, high = t_interval(runs.accuracy)
-        shares = (low.clamp(min=0), high.clamp(max=1))
-        changes = (*t_interval(runs.difference), *t_interval(runs.delta))
-        return Points(runs.heads.mean(0), accuracy, runs.loss.mean(0), *shares, *changes)
+
+    def _repeats(self, name: str) -> Tensor:
+        """(R, K) values of a column of all traces, at the steps that all have."""
+        count = len(self.step)
+        return torch.stack([getattr(trace.points, name)[:count] for trace in self.traces])
 
     @property
     def worse(self) -> Tensor | None:

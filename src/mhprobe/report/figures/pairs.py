@@ -51,17 +51,11 @@ def pairwise(
     line = 0.12 if limits == "each" else 0  # a second one of the titles
     size, gap = (side, side), (0.42 + line, 0.42 + line)
     wide, tall = style.grid_size(len(matrices), size, gap)
-    nulls = [columns[name] for name in ("null_low", "null", "null_high") if name in columns]
-    chance = (
-        torch.cat([null[value.isfinite()].double() for null in nulls])
-        if nulls
-        else value.new_empty(0)
-    )
+    chance = _chance(columns, value)
     control = style.control_of(columns)
     per_matrix = limits == "each" and not across  # a matrix alone has its own limits anyway
-    bar_at = (
-        0.55 + wide + (0.95 if len(chance) or len(control) else 0.2)
-    )  # they are written beside the bar
+    marked = len(chance) or len(control)  # they are written beside the bar
+    bar_at = 0.55 + wide + (0.95 if marked else 0.2)
     bar_tall = min(tall, 3.0)
     label = style.wrapped(f"{label}{style.typical_width(columns)}", bar_tall)
     edges = (0.55, 0.5, bar_at - 0.55 - wide + 1.0 + 0.15 * label.count("\n"), 0.35 + line)
@@ -71,27 +65,14 @@ def pairwise(
             norm.vmin, norm.vmax = limits
         noun = "block" if across else "head"
         for (axes, first, last), matrix, title in zip(places, matrices, titles, strict=True):
-            image = axes.imshow(
-                matrix.numpy(), cmap=cmap, norm=style.scale(matrix)[1] if per_matrix else norm
-            )
-            finite = matrix[matrix.isfinite()]
-            count = len(matrix)
-            limited = per_matrix and len(finite)
-            axes.set_title(
-                f"{title}\n{rounded(finite.min())} to {rounded(finite.max())}"
-                if limited
-                else title,
-                pad=3,
-            )
+            own = style.scale(matrix)[1] if per_matrix else norm
+            image = axes.imshow(matrix.numpy(), cmap=cmap, norm=own)
+            axes.set_title(_with_limits(title, matrix) if per_matrix else title, pad=3)
             if across:
                 _parted(axes, layout.offsets[1:-1], "white", style.middles(layout), layout.sites)
                 axes.tick_params(length=0)
             else:
-                axes.set(
-                    xticks=style.ticks(count, side / count), yticks=style.ticks(count, side / count)
-                )
-            if not across and count <= 16:  # more lines would leave little else
-                style.cells(axes, count, count)
+                _ticked(axes, len(matrix), side)
             axes.set(xlabel=noun if last else "", ylabel=noun if first else "")
             if len({len(matrix) for matrix in matrices}) == 1:  # all have the same heads
                 axes.tick_params(labelbottom=last, labelleft=first)
@@ -101,6 +82,30 @@ def pairwise(
         else:
             style.mark(bar.ax, chance, control)
     return figure
+
+
+def _chance(columns: Mapping[str, Tensor], value: Tensor) -> Tensor:
+    """(n,) what chance gives, at all pairs that have a value; empty without."""
+    nulls = [columns[name] for name in ("null_low", "null", "null_high") if name in columns]
+    if not nulls:
+        return value.new_empty(0)
+    return torch.cat([null[value.isfinite()].double() for null in nulls])
+
+
+def _with_limits(title: str, matrix: Tensor) -> str:
+    """Return a matrix's title with its lowest and highest value."""
+    finite = matrix[matrix.isfinite()]
+    if not len(finite):
+        return title
+    return f"{title}\n{rounded(finite.min())} to {rounded(finite.max())}"
+
+
+def _ticked(axes: Axes, count: int, side: float) -> None:
+    """Number the heads of a block's matrix; lines between its cells where there are few."""
+    ticks = style.ticks(count, side / count)
+    axes.set(xticks=ticks, yticks=ticks)
+    if count <= 16:  # more lines would leave little else
+        style.cells(axes, count, count)
 
 
 def _parted(

@@ -64,25 +64,32 @@ def measures(run: Run) -> list[dict[str, Any]]:
     low, high: the 95 % interval of "value", from ``freedom`` degrees of freedom. neurons: see
     ``strips``.
     """
-    return [
-        {
-            "key": name,
-            **_words(entry),
-            "masks": entry.masks,
-            "columns": {c: short(table.column(c)) for c in values if c not in constants},
-            "constants": constants,
-            "chance": _of(table, entry.chance),
-            "reference": entry.reference,
-            "twin": _of(table, entry.control),
-            "low": _of(table, entry.interval[0] if entry.interval else ""),
-            "high": _of(table, entry.interval[-1] if entry.interval else ""),
-            "freedom": _freedom(entry, table),
-            "neurons": strips(run.tables[name]),
-        }
-        for name, entry, table in _per_head(run, "per_head")
-        if (values := _values(entry, table))
-        for constants in [_constants(table, values)]
-    ]
+    entries = []
+    for name, entry, table in _per_head(run, "per_head"):
+        values = _values(entry, table)
+        if not values:
+            continue
+        constants = _constants(table, values)
+        ends = entry.interval or [""]
+        entries.append(
+            {
+                "key": name,
+                **_words(entry),
+                "masks": entry.masks,
+                "columns": {
+                    key: short(table.column(key)) for key in values if key not in constants
+                },
+                "constants": constants,
+                "chance": _of(table, entry.chance),
+                "reference": entry.reference,
+                "twin": _of(table, entry.control),
+                "low": _of(table, ends[0]),
+                "high": _of(table, ends[-1]),
+                "freedom": _freedom(entry, table),
+                "neurons": strips(run.tables[name]),
+            }
+        )
+    return entries
 
 
 def of_units(table: Table, kind: Kind) -> Table:
