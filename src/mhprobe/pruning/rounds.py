@@ -345,7 +345,7 @@ Source = Given | OnPath | Shown
 
 @dataclass(frozen=True)
 class Removal:
-    """How chosen units are removed, and what is done with the smaller network behind it.
+    """Options of a removal, and of the work on the smaller network behind it.
 
     proj_bias: as for ``prune_heads``. fold: see ``Fold``. mend: options of ``repair``, None for
     none. train: called behind them.

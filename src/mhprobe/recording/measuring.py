@@ -34,7 +34,7 @@ Columns = dict[str, Tensor]
 
 
 class Passes(NamedTuple):
-    """How passes are recorded.
+    """Options of recorded passes.
 
     at_gates: slopes are along the share of a head that its gate lets through, as a removal sees
         them: 0 for a closed head. Without it they are along the gate itself.

@@ -60,7 +60,7 @@ NEEDS = frozenset(
 
 
 class _Shown(NamedTuple):
-    """What ``record`` is shown, each as it says."""
+    """Arguments of ``record``, each as it says."""
 
     images: Tensor
     labels: Tensor | None

@@ -74,7 +74,7 @@ class Score(abc.ABC):
 
     @property
     def slopes_of(self) -> Of:
-        """What slopes are taken of: of a single output always the norm."""
+        """The scalar that slopes are taken of: of a single output always the norm."""
         return "norm" if self.single else self.of
 
     @abc.abstractmethod

@@ -47,7 +47,7 @@ ROLES = ("necessary", "irrelevant", "interfering", "unsettled", "closed")
 
 @dataclass(frozen=True)
 class Fit:
-    """How gates are fitted. UserError for options out of their range.
+    """Options of the fits. UserError for options out of their range.
 
     weight: nats per unit of a head's logit. steps: of each of the two fits; start_steps: of the
     first one. lr: Adam's, on logits, falling linearly to 0. threshold: open gates are above it.

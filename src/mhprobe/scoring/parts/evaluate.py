@@ -33,7 +33,7 @@ from mhprobe.scoring.parts.tally import refuse_missed
 
 
 class MaskedAs(NamedTuple):
-    """What becomes of masks.
+    """Replacements of masked heads.
 
     fill: in the place of masked heads, None for zeros. rescale: multiply the heads that a layer
     keeps by open heads over kept ones.
