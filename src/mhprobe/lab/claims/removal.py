@@ -52,11 +52,11 @@ a_third_goes_by_index = costs_at_most_a_point(
 def importance_beats_random(of: Evidence) -> Estimate:
     """Accuracy in the order of importance minus that of random orders, mean over three shares of the heads."""
     shares = (0.2, 0.4, 0.6)
-    by_score, drawn = (
+    by_score, at_random = (
         torch.stack([at_share(of.path(name), part) for part in shares], 1)
         for name in ("importance", "random")
     )
-    return gained(of, by_score, drawn)
+    return gained(of, by_score, at_random)
 
 
 @claim(

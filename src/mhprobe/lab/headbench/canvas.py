@@ -228,9 +228,9 @@ class Canvas(Blank):
 
     def _basis(self, width: int) -> Tensor:
         """(C, features) orthonormal, at right angles to ones."""
-        drawn = torch.randn(width, COLUMNS.stop + 1, generator=self.random)
-        drawn[:, 0] = 1
-        return torch.linalg.qr(drawn).Q[:, 1:]
+        vectors = torch.randn(width, COLUMNS.stop + 1, generator=self.random)
+        vectors[:, 0] = 1
+        return torch.linalg.qr(vectors).Q[:, 1:]
 
     def _embed(self) -> None:
         """Write the patch embedding, a ViT's positions, and a Swin's merging of patches."""

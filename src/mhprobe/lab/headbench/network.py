@@ -47,8 +47,8 @@ def digits() -> Splits:
         )
         for split in ("train", "test")
     )
-    drawn = torch.randperm(len(test.labels), generator=torch.Generator().manual_seed(0))
-    return Splits(train, *(test.part(rows) for rows in drawn.chunk(3)))
+    order = torch.randperm(len(test.labels), generator=torch.Generator().manual_seed(0))
+    return Splits(train, *(test.part(rows) for rows in order.chunk(3)))
 
 
 class Network(Opened):
@@ -101,8 +101,8 @@ def _train(model: nn.Module, seen: Batch, epochs: int) -> None:
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps)
     model.train()
     for _ in range(epochs):
-        drawn = torch.randperm(len(seen.labels))
-        for rows in drawn[: len(drawn) // AT_ONCE * AT_ONCE].split(AT_ONCE):
+        order = torch.randperm(len(seen.labels))
+        for rows in order[: len(order) // AT_ONCE * AT_ONCE].split(AT_ONCE):
             loss = objective(model(seen.images[rows]), seen.labels[rows], "loss").mean()
             optimizer.zero_grad()
             loss.backward()

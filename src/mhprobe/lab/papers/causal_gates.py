@@ -118,9 +118,9 @@ def causal_roles(material: Material, batch_size: int = 500, **options: Any) -> d
     table = tables.per_head(gates.layout, on_cpu)
     place = table.columns.index("role")
     rows = [[*row[:place], ROLES[row[place]], *row[place + 1 :]] for row in table.rows]
-    drawn = {**on_cpu, "threshold": torch.tensor(options["threshold"])}
+    plotted = {**on_cpu, "threshold": torch.tensor(options["threshold"])}
     figure, about = (
-        causal(gates.layout, drawn, "role", {"role": ROLES}),
+        causal(gates.layout, plotted, "role", {"role": ROLES}),
         ("role", "nothing: roles have no order"),
     )
     return {

@@ -93,16 +93,16 @@ class Settling(L.Callback):
         if trainer.is_global_zero and self.rows:
             data: ImageData = trainer.datamodule  # type: ignore[attr-defined]
             alike = agreement(self.scores)
-            of = Sample(data.sizes["val"], "validation")
+            sample = Sample(data.sizes["val"], "validation")
             self.report.data, drawn = (
                 data.source.name,
-                training.settling(self.rows, alike, of.images),
+                training.settling(self.rows, alike, sample.images),
             )
-            settling = Result(tables.from_rows(self.rows), drawn, of=of, drawn="settling")
+            settling = Result(tables.from_rows(self.rows), drawn, of=sample, drawn="settling")
             settling = settling.saying(
                 "accuracy without the least important heads", "they are needed less"
             )
-            pairs = Result(tables.from_rows(alike), of=of).saying(
+            pairs = Result(tables.from_rows(alike), of=sample).saying(
                 "rank correlation", "epochs rank heads more alike"
             )
             self.report.add({"settling": settling, "settling_agreement": pairs})

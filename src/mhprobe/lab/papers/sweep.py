@@ -125,8 +125,8 @@ def write(
         first.description.get("data", ""),
         Sample(images, "test"),
     )
-    drawn = ("gates/kept", "test/accuracy", "gates/binary_accuracy")
-    points = [tuple(run.metrics[name] for name in drawn) for run in runs]
+    plotted = ("gates/kept", "test/accuracy", "gates/binary_accuracy")
+    points = [tuple(run.metrics[name] for name in plotted) for run in runs]
     retained = Result(
         table(runs), pruned.retained(points, images, heads, whole, chance), drawn="retained"
     )

@@ -92,8 +92,8 @@ def run(cfg: Config, folder: Path) -> None:
     report.begin(networks.name_subject(model, data, report), inside=folder)
     trainers.test(trainers.build_trainer(cfg, [], report), model, data, report)
     report.close()
-    whole = model.results["test/accuracy"]
-    rows = [Row(heads, whole, whole, whole, before or "", before or "")]
+    accuracy = model.results["test/accuracy"]
+    rows = [Row(heads, accuracy, accuracy, accuracy, before or "", before or "")]
     for size in options.heads or dict.fromkeys(
         max(1, round(heads * share)) for share in (0.75, 0.5, 0.25)
     ):
@@ -110,7 +110,7 @@ def run(cfg: Config, folder: Path) -> None:
         write(
             folder, rows, data, cfg.style, facts, sweep.survivors_of(sweep.collect(folder), probe)
         )
-        sweep.write(folder, probe, cfg.style, whole, facts)
+        sweep.write(folder, probe, cfg.style, accuracy, facts)
         finish_report(folder, cfg.command, model.gates.layout)
 
 

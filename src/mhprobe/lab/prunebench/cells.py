@@ -252,8 +252,10 @@ def results(command: str, cells: Mapping[Cell, Kept | None]) -> dict[str, Result
         rows.append(
             {**cell._asdict(), **(kept.row if kept else {"note": f"not run: {command} {one}"})}
         )
-    whole = Result(from_rows(rows), about="One row per method, budget (share of FLOPs) and seed.")
-    tables = {TABLE: whole.saying("accuracy", "a better network")}
+    every_cell = Result(
+        from_rows(rows), about="One row per method, budget (share of FLOPs) and seed."
+    )
+    tables = {TABLE: every_cell.saying("accuracy", "a better network")}
     if done := [row for row in rows if not row["note"]]:
         right = {cell: kept.right for cell, kept in cells.items() if kept}
         tables[RANKING] = ranked(done, right, Sample(done[0]["images"], "test"))

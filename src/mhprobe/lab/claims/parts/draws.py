@@ -53,10 +53,10 @@ class OnDraw(Evaluate):
         cls, masking: Masking, material: Subject, spec: CurveSpec, positions: Tensor
     ) -> "OnDraw":
         """Return the scores on validation images at ``positions``, with the fill and scale of a curve."""
-        whole, alone = (masking.evaluate(material, "validation", spec) for _ in range(2))
+        every, alone = (masking.evaluate(material, "validation", spec) for _ in range(2))
         alone.batches, alone.images = material.walk(positions, "val"), len(positions)
         alone.cache = None  # its key would name all images of the split
-        return cls(whole, alone, positions)
+        return cls(every, alone, positions)
 
     def __call__(self, masks: Tensor, images: Tensor | None = None) -> Scores:
         here = self.positions if images is None else self.positions[images]

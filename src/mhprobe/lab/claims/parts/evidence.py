@@ -183,8 +183,8 @@ class Evidence:
         _refuse_features(self.material)
         if self.material.data.unlabelled:
             raise UserError("the claim is about accuracy, but the images have no labels.")
-        whole = self._evaluate(torch.zeros(1, self.layout.num_heads, dtype=torch.bool))
-        low, _ = wilson(whole.correct[0], torch.tensor(whole.images))
+        unmasked = self._evaluate(torch.zeros(1, self.layout.num_heads, dtype=torch.bool))
+        low, _ = wilson(unmasked.correct[0], torch.tensor(unmasked.images))
         if float(low) <= self.material.chance:
             raise UserError(
                 "the network is not shown to be better than a guess: there is no accuracy to lose."

@@ -71,11 +71,11 @@ def attention_masks(
     titles = [
         f"image {position}: {label}" for position, label in zip(positions, labels, strict=True)
     ]
-    drawn = figure.attention_masks(
+    panel = figure.attention_masks(
         pictures, titles, [f"block {site.block}" for site in layout.sites], masks
     )
-    about = "attention to a patch, in multiples of even attention", "heads look at it more"
-    return {"masks": Result(table, drawn, of=Sample(len(positions), "test")).saying(*about)}
+    meaning = "attention to a patch, in multiples of even attention", "heads look at it more"
+    return {"masks": Result(table, panel, of=Sample(len(positions), "test")).saying(*meaning)}
 
 
 def covering(material: Material, images: int = 500) -> dict[str, Result]:
@@ -100,7 +100,7 @@ def covering(material: Material, images: int = 500) -> dict[str, Result]:
     there[:, *middle] = 0  # the favourite key itself would outshine the rest
     columns = {"counts": mass, "exists": there, "positional": torch.zeros(layout.num_heads)}
     words = "head (the middle, the favourite key, is left out)", "mean attention"
-    drawn = offsets.offset_maps(layout, columns, "mean attention", words=words)
+    panel = offsets.offset_maps(layout, columns, "mean attention", words=words)
     blocks = [site.block for _, _, site in layout]
     rows = [
         [head, blocks[head], y - middle[0], x - middle[1], mean[head, y, x].item()]
@@ -108,7 +108,7 @@ def covering(material: Material, images: int = 500) -> dict[str, Result]:
     ]
     table = tables.Table(["head", "block", "down", "right", "attention"], rows)
     return {
-        "map": Result(table, drawn, of=material.of(images)).saying(
+        "map": Result(table, panel, of=material.of(images)).saying(
             "mean attention", "the head looks there more"
         )
     }

@@ -85,17 +85,17 @@ def before_tuning(material: Material, before: Files, images: int = 500) -> dict[
             for epoch, of_heads in zip(epochs, points[k], strict=True)
         }
     labels = {name: label_of(measure, "norm") for name, measure in measures.items()}
-    drawn = heads.before_tuning(layout, columns, labels)
+    panel = heads.before_tuning(layout, columns, labels)
     table = tables.per_head(layout, columns)
-    results = {"before_tuning": Result(table, drawn, drawn="before_tuning")}
+    results = {"before_tuning": Result(table, panel, drawn="before_tuning")}
     for number, site in enumerate(layout.sites):
         span = layout.span(number)
         of_block = {labels.get(name, ITSELF): ends[..., span] for name, ends in curves.items()}
-        drawn = training.over_epochs(of_block, columns["itself_null"][span].mean().item())
-        results[f"tuning_block_{site.block}"] = Result(figure=drawn, drawn="over_epochs")
-    about = "SVCCA of a head with itself before tuning", "tuning changed the head less"
+        panel = training.over_epochs(of_block, columns["itself_null"][span].mean().item())
+        results[f"tuning_block_{site.block}"] = Result(figure=panel, drawn="over_epochs")
+    meaning = "SVCCA of a head with itself before tuning", "tuning changed the head less"
     return {
-        name: result._replace(of=material.of(images)).saying(*about)
+        name: result._replace(of=material.of(images)).saying(*meaning)
         for name, result in results.items()
     }
 
@@ -119,7 +119,9 @@ def _along(
             alike.append(_itself(material.layout, older, model, material.walk(chosen)))
             of_folds = [measured(model, measures, fold, of="norm") for fold in folds]
             for name, points in values.items():
-                points.append(torch.stack([of[name]["value"].double().cpu() for of in of_folds]))
+                points.append(
+                    torch.stack([columns[name]["value"].double().cpu() for columns in of_folds])
+                )
     return alike, values
 
 

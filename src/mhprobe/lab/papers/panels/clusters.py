@@ -39,8 +39,8 @@ def clusters(material: Material, images: int = 500, draws: int = 200) -> dict[st
     (function, cluster). UserError where no group has enough heads.
     """
     layout = material.layout
-    about = JSDistance(layout, pairs="stage", permutations=1, null_images=0)
-    columns = measured(material.model, {"js": about}, material.walk(images))
+    measure = JSDistance(layout, pairs="stage", permutations=1, null_images=0)
+    columns = measured(material.model, {"js": measure}, material.walk(images))
     functions = labels(of_heads(material), layout.num_heads)
     groups, rows = [], list[list[Any]]()
     number_A = torch.full((layout.num_heads,), -1)
@@ -83,10 +83,10 @@ def clusters(material: Material, images: int = 500, draws: int = 200) -> dict[st
         "silhouette_functions",
         "p_functions",
     ]
-    drawn = Result(tables.Table(names, rows), figure.behaviours(groups), of=material.of(images))
+    result = Result(tables.Table(names, rows), figure.behaviours(groups), of=material.of(images))
     heads_table = tables.Table([*header, "function"], with_function, kind)
     named = Result(heads_table).saying("the head's cluster", "nothing: clusters have no order")
-    return {"clusters": drawn.saying("mean silhouette", "more distinct clusters"), "heads": named}
+    return {"clusters": result.saying("mean silhouette", "more distinct clusters"), "heads": named}
 
 
 def cluster(distance: Tensor, draws: int, seed: int) -> tuple[Tensor, float, float]:
@@ -128,7 +128,7 @@ def alike(
         return float(silhouette_score(distance.numpy(), of.numpy(), metric="precomputed"))
 
     observed = score(number)
-    drawn = [
+    draws = [
         score(number[torch.randperm(len(number), generator=generator)]) for _ in range(permutations)
     ]
-    return observed, (1 + sum(value >= observed for value in drawn)) / (permutations + 1)
+    return observed, (1 + sum(value >= observed for value in draws)) / (permutations + 1)

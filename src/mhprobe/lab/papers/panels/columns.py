@@ -32,9 +32,9 @@ def by_block(material: Material) -> dict[str, Result]:
             for row in table.dicts()
             if row["block_a"] == row["block_b"]
         ]
-        of = material.about(name)
-        results[name] = Result(table, pairs.by_block(layout, rows, of.label)).saying(
-            of.label, of.larger, of.unit
+        measure = material.about(name)
+        results[name] = Result(table, pairs.by_block(layout, rows, measure.label)).saying(
+            measure.label, measure.larger, measure.unit
         )
     return results
 
@@ -46,12 +46,12 @@ def relevance_and_confidence(material: Material) -> dict[str, Result]:
     """
     values = {name: material.columns(name)["value"] for name in material.names}
     first, second = values.values()
-    drawn = heads.sorted_heads(
+    panel = heads.sorted_heads(
         material.layout, {name.replace("_", " "): value for name, value in values.items()}
     )
     alike = first.new_tensor(spearman(first.double(), second.double())).double()
     table = tables.per_head(material.layout, {**values, "spearman": alike})
-    return {"heads": Result(table, drawn).saying(*meanings(material))}
+    return {"heads": Result(table, panel).saying(*meanings(material))}
 
 
 def functions(
@@ -93,9 +93,9 @@ def functions(
     columns |= {
         f"threshold_{name}": torch.tensor(cut, dtype=torch.float64) for name, cut in cuts.items()
     }
-    drawn = Result(tables.per_head(layout, columns), heads.functions(layout, marks, words))
+    result = Result(tables.per_head(layout, columns), heads.functions(layout, marks, words))
     return {
-        "functions": drawn.saying("has the function (1), or not (0)", "the head has the function")
+        "functions": result.saying("has the function (1), or not (0)", "the head has the function")
     }
 
 
@@ -134,10 +134,12 @@ def entropy(material: Material, images: int = 500) -> dict[str, Result]:
             results[end] = Result(figure=heads.by_depth(layout, drawn, label))
     values = {column: columns[column] for column in (*shown, "uniform")}
     values |= {f"{column}_untrained": untrained[column] for column in shown}
-    of = material.about(name)
+    measure = material.about(name)
     return {
         **results,
-        "heads": Result(tables.per_head(layout, values)).saying(of.label, of.larger, of.unit),
+        "heads": Result(tables.per_head(layout, values)).saying(
+            measure.label, measure.larger, measure.unit
+        ),
     }
 
 
@@ -160,11 +162,11 @@ def before_training(material: Material, images: int = 500) -> dict[str, Result]:
         for number, site in enumerate(layout.sites)
         if len(values := pairs_of(columns[name]["value"], layout.span(number)))
     ]
-    drawn = pairs.before_training(rows, {name: measure.label for name, measure in measures.items()})
-    of = material.of(material.data.sizes["test"])
-    words = f"{of}, untrained: {material.of(images).images}"
+    panel = pairs.before_training(rows, {name: measure.label for name, measure in measures.items()})
+    sample = material.of(material.data.sizes["test"])
+    words = f"{sample}, untrained: {material.of(images).images}"
     return {
-        "blocks": Result(tables.from_rows(rows), drawn, of=of._replace(words=words)).saying(
+        "blocks": Result(tables.from_rows(rows), panel, of=sample._replace(words=words)).saying(
             *meanings(material)
         )
     }
@@ -172,10 +174,13 @@ def before_training(material: Material, images: int = 500) -> dict[str, Result]:
 
 def meanings(material: Material) -> list[str]:
     """Return the labels and the directions of the figure's measures, for a result of several."""
-    about = [material.about(name) for name in material.names]
+    measures = [material.about(name) for name in material.names]
     return [
         "; ".join(dict.fromkeys(words))
-        for words in ([of.label for of in about], [of.larger for of in about])
+        for words in (
+            [measure.label for measure in measures],
+            [measure.larger for measure in measures],
+        )
     ]
 
 
@@ -206,12 +211,12 @@ def two_sets(
     }
     (one, x), (two, y) = drops.items()
     label = "accuracy lost (points)"
-    drawn = two_data_sets(material.layout, one, two, {label: 100 * x}, {label: 100 * y})
+    result = two_data_sets(material.layout, one, two, {label: 100 * x}, {label: 100 * y})
     table = tables.per_head(
         material.layout, {f"drop_{key}": values for key, values in drops.items()}
     )
     return {
-        "correlation": drawn,
+        "correlation": result,
         "heads": Result(table).saying("accuracy lost without the head", "it is needed more"),
     }
 

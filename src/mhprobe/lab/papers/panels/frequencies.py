@@ -67,11 +67,11 @@ def accuracies(
     total = joint.new_zeros(())
     with torch.inference_mode():
         for batch in material.walk(images)():
-            shown = [batch.images, *(change(batch, number) for number in changes.tolist())]
+            inputs = [batch.images, *(change(batch, number) for number in changes.tolist())]
             right = torch.stack(
                 [
                     outcomes(material.model(version), batch.labels)[0][batch.valid]
-                    for version in shown
+                    for version in inputs
                 ]
             )
             joint += (right.double() @ right.double().mT).long()  # whole numbers far below 2^53
@@ -112,10 +112,10 @@ def band_noise(
     rows = accuracies(
         material, [WHOLE, *(ends(ring, rings) for ring in range(rings))], change, images
     ).rows
-    drawn = Result(
+    result = Result(
         from_rows(rows), frequencies.noise(rows, strength, material.chance), of=material.of(images)
     )
-    return {"noise": drawn.saying("accuracy under noise", "the network needs the ring less")}
+    return {"noise": result.saying("accuracy under noise", "the network needs the ring less")}
 
 
 def phase_and_amplitude(
@@ -146,10 +146,10 @@ def phase_and_amplitude(
         {**ends(ring, rings), **{name: column[ring].item() for name, column in beyond.items()}}
         for ring in range(rings)
     ]
-    drawn = frequencies.phase(
+    panel = frequencies.phase(
         damaged.rows, [row["p_holm"] < 0.05 for row in difference], material.chance
     )
-    of_phase = Result(from_rows(damaged.rows), drawn, of=material.of(images))
+    of_phase = Result(from_rows(damaged.rows), panel, of=material.of(images))
     beyond_phase = Result(from_rows(difference)).saying(
         "accuracy lost beyond amplitudes", "phases matter more"
     )
@@ -247,9 +247,9 @@ def fft_images(material: Material, images: int = 2000) -> dict[str, Result]:
     assert shown is not None
     picture = material.data.stored("test", [shown[0]]).images[0].float() / 255
     figure_of_maps = maps.fft_images([site.block for site in sites], shown[1], means, picture)
-    of = Sample(count, "test", f"maps of {Sample(1, 'test')}, spectra: {Sample(count, 'test')}")
-    about = "mean ln amplitude, less that of frequency 0", "the map has more of these frequencies"
-    return {"fourier": Result(from_rows(rows), figure_of_maps, of=of).saying(*about)}
+    sample = Sample(count, "test", f"maps of {Sample(1, 'test')}, spectra: {Sample(count, 'test')}")
+    meaning = "mean ln amplitude, less that of frequency 0", "the map has more of these frequencies"
+    return {"fourier": Result(from_rows(rows), figure_of_maps, of=sample).saying(*meaning)}
 
 
 def grid_of(stream: Tensor, site: HeadSite) -> Tensor:

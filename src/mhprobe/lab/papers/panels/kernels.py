@@ -43,18 +43,18 @@ def kernels(material: Material, count: int = 6, images: int = 200) -> dict[str, 
         .cpu()
     )
     strength, patterns = strongest(value, slope, count)
-    whole = (value @ slope.flatten(1)).square().sum((1, 2))
-    linear = whole / torch.einsum("hdc,ce,hde->h", value, second, value)
+    total = (value @ slope.flatten(1)).square().sum((1, 2))
+    linear = total / torch.einsum("hdc,ce,hde->h", value, second, value)
     rows: list[list[Any]] = [
-        [head, n, size, size**2 / whole[head].item(), linear[head].item()]
+        [head, n, size, size**2 / total[head].item(), linear[head].item()]
         for head, sizes in enumerate(strength.tolist())
         for n, size in enumerate(sizes)
     ]
     table = tables.Table(["head", "kernel", "strength", "share", "linear"], rows)
-    share = strength.square() / whole[:, None]
-    drawn = Result(table, figure.kernels(patterns, share), of=material.of(images))
+    share = strength.square() / total[:, None]
+    result = Result(table, figure.kernels(patterns, share), of=material.of(images))
     return {
-        "kernels": drawn.saying(
+        "kernels": result.saying(
             "strength of a kernel (its singular value)", "the head passes more of it on"
         )
     }

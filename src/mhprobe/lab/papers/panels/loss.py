@@ -54,9 +54,9 @@ def sharpness(
                 "images": len(batch.images),
             }
             rows.append({"part": name, "rank": rank, **numbers})
-    drawn = Result(from_rows(rows), figure.sharpness(rows), of=material.of(images, "train"))
+    result = Result(from_rows(rows), figure.sharpness(rows), of=material.of(images, "train"))
     return {
-        "eigenvalues": drawn.saying("curvature of the loss (nats)", "the loss is sharper", "nats")
+        "eigenvalues": result.saying("curvature of the loss (nats)", "the loss is sharper", "nats")
     }
 
 
@@ -134,8 +134,8 @@ def landscape(
     cells = itertools.product(enumerate(surfaces), enumerate(places), enumerate(places))
     rows = [[draw, a, b, surface[i, j].item()] for (draw, surface), (i, a), (j, b) in cells]
     table = Table(["draw", "along_a", "along_b", "loss"], rows)
-    drawn = Result(table, figure.landscape(places, surfaces), of=material.of(images, "train"))
-    return {"loss": drawn.saying("mean loss (nats)", "the network is worse there", "nats")}
+    result = Result(table, figure.landscape(places, surfaces), of=material.of(images, "train"))
+    return {"loss": result.saying("mean loss (nats)", "the network is worse there", "nats")}
 
 
 def direction(model: nn.Module, seed: int) -> list[Tensor]:
@@ -143,11 +143,11 @@ def direction(model: nn.Module, seed: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     steps = []
     for weight in model.parameters():
-        drawn = torch.randn(weight.shape, generator=generator).to(weight)
+        random = torch.randn(weight.shape, generator=generator).to(weight)
         if weight.dim() > 1:
-            norms, drawn_norms = (rows.detach().flatten(1).norm(dim=1) for rows in (weight, drawn))
-            drawn *= (norms / drawn_norms.clamp(min=1e-12)).view(-1, *[1] * (weight.dim() - 1))
-        steps.append(drawn if weight.dim() > 1 else torch.zeros_like(drawn))
+            norms, drawn_norms = (rows.detach().flatten(1).norm(dim=1) for rows in (weight, random))
+            random *= (norms / drawn_norms.clamp(min=1e-12)).view(-1, *[1] * (weight.dim() - 1))
+        steps.append(random if weight.dim() > 1 else torch.zeros_like(random))
     return steps
 
 

@@ -59,9 +59,9 @@ def judged(
     areas_nK4 = areas_of(material, kinds, images, seed=material.seed, **options)
     rows: list[dict[str, Any]] = []
     for name, areas in zip(kinds, areas_nK4.unbind(1), strict=True):
-        of = Faithfulness(*areas.T)._asdict()
+        marks = Faithfulness(*areas.T)._asdict()
         for area, sign in (("deletion", -1), ("insertion", 1)):
-            score, random = of[area], of[f"random_{area}"]
+            score, random = marks[area], marks[f"random_{area}"]
             gain = dict(
                 zip(
                     ("better", "low", "high"),
@@ -133,9 +133,9 @@ def segmentation(
         for k, name in enumerate((*kinds, *figure.BLIND))
         for s, score in enumerate(SCORES)
     ]
-    drawn = Result(from_rows(rows), figure.segmentation(rows), of=material.of(len(every_nKP)))
+    result = Result(from_rows(rows), figure.segmentation(rows), of=material.of(len(every_nKP)))
     return {
-        "scores": drawn.saying(
+        "scores": result.saying(
             "score of a map against the object's mask", "the map lies on the object more"
         )
     }
@@ -179,9 +179,14 @@ def heat(material: Material, images: int = 1000, kind: MapKind | None = None) ->
     numbers |= {"median_right": median(hot), "median_wrong": median(cold)}
     numbers |= {"auc": auc, "low": low, "high": high, "p": float(test.pvalue)}
     title = f"a right one is hotter in {auc:.2f} of pairs\n({low:.2f} to {high:.2f}), p = {test.pvalue:.2g}"
-    drawn = figure.heat(hot, cold, title, "share of the map's mass on its hottest tenth")
-    about = "chance that a right image is hotter than a wrong one (AUC)", "right images are hotter"
-    return {"rightness": Result(from_rows([numbers]), drawn, of=material.of(images)).saying(*about)}
+    panel = figure.heat(hot, cold, title, "share of the map's mass on its hottest tenth")
+    meaning = (
+        "chance that a right image is hotter than a wrong one (AUC)",
+        "right images are hotter",
+    )
+    return {
+        "rightness": Result(from_rows([numbers]), panel, of=material.of(images)).saying(*meaning)
+    }
 
 
 def auc_interval(auc: float, first: int, second: int) -> tuple[float, float]:
@@ -220,9 +225,9 @@ def surfaces(material: Material, image: int = 0) -> dict[str, Result]:
     blocks = zip(last, size_LC.tolist(), strict=True)
     rows = [[block, channel, size] for block, sizes in blocks for channel, size in enumerate(sizes)]
     table = Table(["block", "channel", "size"], rows)
-    drawn = figure.surfaces(rollout[0].cpu(), size_LC, last)
+    panel = figure.surfaces(rollout[0].cpu(), size_LC, last)
     return {
-        "surfaces": Result(table, drawn, of=material.of(1)).saying(
+        "surfaces": Result(table, panel, of=material.of(1)).saying(
             "mean size", "the channel is more active"
         )
     }

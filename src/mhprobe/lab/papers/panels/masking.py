@@ -43,11 +43,11 @@ def masked_at_each_step(material: Material, heads_per_step: int = 1) -> dict[str
     """Draw a small grid of masked heads per step and curve, and of ``heads_per_step`` random heads of each layer."""
     masks = {curve.name: curve.traces[0].mask for curve in reported(material)}
     order = Random(repeats=1, per_layer=True, heads_per_step=heads_per_step)
-    (drawn,) = order.paths(make_units("head", material.layout), material.layout)
+    (path,) = order.paths(make_units("head", material.layout), material.layout)
     name = f"{heads_per_step} random\nof each layer"
     return {
         "masked": Result(
-            figure=drawing.masked_at_each_step(material.layout, {**masks, name: drawn.masks()})
+            figure=drawing.masked_at_each_step(material.layout, {**masks, name: path.masks()})
         )
     }
 
@@ -74,8 +74,8 @@ def among_masked(material: Material, draws: int = 2000) -> dict[str, Result]:
             columns["value"], columns.get("null"), phases(curve), site, draws, material.seed
         )
     ]
-    drawn = pairs.groups_of_pairs(rows) if rows else None
-    return {"likeness": Result(from_rows(rows), drawn).saying(*meanings(material))} if rows else {}
+    panel = pairs.groups_of_pairs(rows) if rows else None
+    return {"likeness": Result(from_rows(rows), panel).saying(*meanings(material))} if rows else {}
 
 
 def phases(curve: Curve) -> dict[str, Tensor]:
@@ -182,8 +182,8 @@ def kinds_of_layers(material: Material, shares: Sequence[float] = SHARES) -> dic
         | {column: values[m].item() for column, values in numbers.items()}
         for m, (name, on_A, share) in enumerate(cases)
     ]
-    drawn = Result(from_rows(rows), drawing.kinds_of_layers(rows, material.chance))
-    return {"curves": drawn.saying("accuracy", "the masked heads are needed less")}
+    result = Result(from_rows(rows), drawing.kinds_of_layers(rows, material.chance))
+    return {"curves": result.saying("accuracy", "the masked heads are needed less")}
 
 
 def kinds(layout: HeadLayout) -> dict[str, Tensor]:
@@ -231,9 +231,9 @@ def classes_at_steps(material: Material) -> dict[str, Result]:
             for k in range(len(off))
             for c, name in enumerate(data.class_names)
         ]
-        drawn = classes.classes_at_steps(accuracy, p_holm < 0.05, off, data.class_names)
-        about = f"{curve.scored.right} within the class", "the class needs the masked heads less"
-        results[curve.name] = Result(from_rows(rows), drawn).saying(*about)
+        panel = classes.classes_at_steps(accuracy, p_holm < 0.05, off, data.class_names)
+        meaning = f"{curve.scored.right} within the class", "the class needs the masked heads less"
+        results[curve.name] = Result(from_rows(rows), panel).saying(*meaning)
     return results
 
 

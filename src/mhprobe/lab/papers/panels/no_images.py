@@ -45,9 +45,9 @@ def densities(
         )
         start = distribution.beta * math.log(-distribution.gamma / distribution.zeta)
         learned = value, distribution.binned(open_.logit(eps=1e-9) + start, BINS).mean(0)
-    drawn = Result(tables.from_rows(rows), gate_density(named, learned), of=Sample())
+    result = Result(tables.from_rows(rows), gate_density(named, learned), of=Sample())
     return {
-        "gates": drawn.saying("probability of a gate of 0 and of 1", "more gates are at this end")
+        "gates": result.saying("probability of a gate of 0 and of 1", "more gates are at this end")
     }
 
 
@@ -61,5 +61,5 @@ def speed(
     if not material.first:  # processes would disturb each other's timing
         return {}
     rows = speed_table(material.backbone, batches=batches, rounds=rounds, seconds=seconds)
-    drawn = Result(tables.from_rows(rows, "speed"), pruned.speed(rows), of=Sample())
-    return {"speed": drawn.saying("times as fast", "the network is faster")}
+    result = Result(tables.from_rows(rows, "speed"), pruned.speed(rows), of=Sample())
+    return {"speed": result.saying("times as fast", "the network is faster")}

@@ -71,8 +71,8 @@ def relations(material: Material, images: int = 1000, clusters: int = 8) -> dict
         for relation, head, ways in best_of_each(material, images, clusters)
         for way, (who, values) in ways.items()
     ]
-    drawn = Result(tables.from_rows(rows), figure.relation_scores(rows), of=material.of(images))
-    return {"relations": drawn.saying(*RIGHTLY)}
+    result = Result(tables.from_rows(rows), figure.relation_scores(rows), of=material.of(images))
+    return {"relations": result.saying(*RIGHTLY)}
 
 
 def best_of_each(
@@ -236,8 +236,8 @@ def colours(pictures: Tensor, grid: tuple[int, int]) -> Tensor:
 def patch_pixels(pictures: Tensor, grid: tuple[int, int]) -> Tensor:
     """(B, T, pixels) of each patch; pixels that no whole patch covers are left out."""
     size = (pictures.shape[-2] // grid[0], pictures.shape[-1] // grid[1])
-    whole = pictures[..., : grid[0] * size[0], : grid[1] * size[1]]
-    return F.unfold(whole, size, stride=size).transpose(1, 2)
+    cropped = pictures[..., : grid[0] * size[0], : grid[1] * size[1]]
+    return F.unfold(cropped, size, stride=size).transpose(1, 2)
 
 
 def palette_of(material: Material, images: int, clusters: int) -> Tensor:
@@ -344,8 +344,8 @@ def probing(
                 **_mean(even, answerable, test.image),
             }
         )
-    drawn = Result(tables.from_rows(rows), figure.relation_scores(rows), of=material.of(images))
-    return {"probes": drawn.saying(*RIGHTLY)}
+    result = Result(tables.from_rows(rows), figure.relation_scores(rows), of=material.of(images))
+    return {"probes": result.saying(*RIGHTLY)}
 
 
 def collect(
@@ -392,8 +392,8 @@ def pair_facts(pictures: Tensor, grid: tuple[int, int]) -> Tensor:
     colour = colours(pictures, grid)
     squares = F.adaptive_avg_pool2d(pictures.double() ** 2, grid).flatten(2).transpose(1, 2)
     contrast = (squares - colour**2).mean(-1, keepdim=True).clamp(min=0).sqrt()
-    shown = torch.cat([colour, contrast], -1)
-    query, key = torch.broadcast_tensors(shown[:, :, None], shown[:, None, :])
+    facts = torch.cat([colour, contrast], -1)
+    query, key = torch.broadcast_tensors(facts[:, :, None], facts[:, None, :])
     pixels = patch_pixels(pictures.double(), grid)
     apart = torch.cdist(pixels, pixels)[..., None] / pixels.shape[-1] ** 0.5
     return torch.cat([torch.ones_like(apart), query, key, query * key, apart], -1)

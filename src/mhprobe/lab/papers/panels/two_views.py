@@ -83,8 +83,8 @@ def two_views(material: Material, images: int = 500) -> dict[str, Result]:
         {"relation": RELATION, "way": w, "who": who, "head": h, **summary(of)}
         for w, h, who, of in scores
     ]
-    drawn = Result(tables.from_rows(rows), attention.relation_scores(rows), of=material.of(images))
-    return {"views": drawn.saying(*RIGHTLY)}
+    result = Result(tables.from_rows(rows), attention.relation_scores(rows), of=material.of(images))
+    return {"views": result.saying(*RIGHTLY)}
 
 
 class Views:
@@ -227,13 +227,13 @@ def correspondence(material: Material, images: int = 500) -> dict[str, Result]:
         "corresponds": (itself > best.clamp(min=-1)).long(),
         "chance": torch.tensor([1 / site.num_heads for _, _, site in layout]).double(),
     }
-    drawn = Result(
+    result = Result(
         tables.per_head(layout, columns),
         maps.correspondence(layout, columns),
         of=material.of(images),
     )
     return {
-        "views": drawn.saying(
+        "views": result.saying(
             "CKA of a head with itself across two views", "it does the same on both"
         )
     }
