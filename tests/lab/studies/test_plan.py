@@ -220,7 +220,9 @@ def test_what_an_estimate_learns_of_few_images_is_not_taken_for_what_all_of_them
         shown.kept("other", lambda: {"images": torch.tensor(8)})
 
     plan._cost(material, ask)
-    assert images == [8] and not material.measurements.columns and not material.store.exists()
+    assert (
+        images == [8] and not material.measurements.trained.columns and not material.store.exists()
+    )
     material.store = None
     assert int(material.columns("entropy")["images"]) == 21
 

@@ -11,7 +11,7 @@ import lightning as L
 from mhprobe import ranks
 from mhprobe.errors import UserError
 from mhprobe.framework.questions import plan
-from mhprobe.framework.questions.material import Material
+from mhprobe.framework.questions.material import Material, Together
 from mhprobe.framework.questions.plan import Question
 from mhprobe.io.files import write
 from mhprobe.io.progress import announce
@@ -60,10 +60,8 @@ class Answers(L.Callback):
         steps = plan.steps(pending, self.material.measures)
         shown = {name for question in pending if question.control for name in question.measures}
         passes = [step.measures for step in steps]
-        self.material.passes = {
-            False: passes,
-            True: [[n for n in group if n in shown] for group in passes],
-        }
+        controlled = [[name for name in group if name in shown] for group in passes]
+        self.material.passes = Together(passes, controlled)
         if self.estimate and steps:
             lines = plan.lines(steps, self.material)
             if self.material.first:

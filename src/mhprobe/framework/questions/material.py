@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
 
@@ -37,18 +37,33 @@ CONTROL = "random initialisation"
 
 
 @dataclass
+class Measured:
+    """Columns of one network on one data set, and errors of measures that refused, by measure."""
+
+    columns: dict[str, Columns] = field(default_factory=dict)
+    refused: dict[str, UserError] = field(default_factory=dict)
+
+
+@dataclass
 class Measurements:
-    """Measurements of one model on one data set: columns and errors by measure and control, curves by name.
+    """Measurements on one data set: of the trained network and of its control; curves by name.
 
     broken: the error, if nothing at all can be recorded. without_control: measures whose missing
     control was logged.
     """
 
-    columns: dict[tuple[str, bool], Columns] = field(default_factory=dict)
-    refused: dict[tuple[str, bool], UserError] = field(default_factory=dict)
+    trained: Measured = field(default_factory=Measured)
+    control: Measured = field(default_factory=Measured)
     curves: dict[str, list[Curve]] = field(default_factory=dict)
     broken: UserError | None = None
     without_control: set[str] = field(default_factory=set)
+
+
+class Together(NamedTuple):
+    """Measures of one pass together, of the trained network and of its control."""
+
+    trained: Sequence[Sequence[str]] = ()
+    control: Sequence[Sequence[str]] = ()
 
 
 @dataclass
@@ -60,8 +75,7 @@ class Material(Subject):
     masking: describes masking curves; None for none. twin: makes the control, a freshly initialised
     network with gates; None for none. target: of slopes; None for the loss, of features their norm.
     store: folder of kept columns; None to keep none. names, curve_names: measures and masking
-    curves of the present question. passes: measures of one pass together, of the network (False)
-    and of its control (True).
+    curves of the present question. passes: measures of one pass together.
     """
 
     measures: Mapping[str, Measure | UserError] = field(default_factory=dict)
@@ -72,7 +86,7 @@ class Material(Subject):
     store: Path | None = None
     names: Sequence[str] = ()
     curve_names: Sequence[str] = ()
-    passes: Mapping[bool, Iterable[Sequence[str]]] = field(default_factory=dict)
+    passes: Together = field(default_factory=Together)
     measurements: Measurements = field(default_factory=Measurements)
 
     def columns(self, name: str) -> Columns:
@@ -80,36 +94,33 @@ class Material(Subject):
 
         UserError for one that does not fit. A collective.
         """
-        return self._columns(name, control=False)
+        return self.trained.columns(name)
 
     def control(self, name: str) -> Columns | None:
         """Return the columns of a freshly initialised network; None where there is no control.
 
         A collective.
         """
+        untrained = self.untrained_network
         try:
-            return None if self.twin is None else self._columns(name, control=True)
+            return None if untrained is None else untrained.columns(name)
         except UserError as error:
             if self.first and name not in self.measurements.without_control:
                 log.warning("%s: no control. %s", name, error)
             self.measurements.without_control.add(name)
             return None
 
-    def missing(self, names: Sequence[str], control: bool) -> dict[str, Measure]:
-        """Return the measures of a pass that are not kept yet, of the network or of its control.
+    @property
+    def trained(self) -> "Network":
+        """The network of the material, and what is measured of it."""
+        return Network(self, self.measurements.trained, self.passes.trained)
 
-        A collective.
-        """
-        if control and self.twin is None:
-            return {}
-        passes = {name for group in self.passes.get(control, ()) for name in group}
-        group = {
-            name: item
-            for name in names
-            if isinstance(item := self.measures[name], Measure) and name in passes
-        }
-        kept = self._stored(group, control)
-        return {name: measure for name, measure in group.items() if name not in kept}
+    @property
+    def untrained_network(self) -> "Network | None":
+        """The control, and what is measured of it; None where there is none."""
+        if self.twin is None:
+            return None
+        return Control(self, self.measurements.control, self.passes.control)
 
     def curves(self, *names: str) -> list[Curve]:
         """Return masking curves by name, on each split.
@@ -137,7 +148,7 @@ class Material(Subject):
         """
         folder, key = self.store, ""
         with contextlib.suppress(ValueError):  # a part without a name
-            key = self._key({"about": describe(about)}) if folder else ""
+            key = self.key({"about": describe(about)}) if folder else ""
         if (
             folder
             and key
@@ -170,40 +181,84 @@ class Material(Subject):
             raise UserError("curves: none are described, expected some masking curves.")
         return self.masking
 
-    def _columns(self, name: str, control: bool) -> Columns:
-        which = name, control
-        if which not in self.measurements.columns and which not in self.measurements.refused:
-            names = next(
-                (list(group) for group in self.passes.get(control, ()) if name in group), [name]
-            )
-            unfit = {
-                name: error for name in names if isinstance(error := self.measures[name], UserError)
-            }
-            group = {name: self.about(name) for name in names if name not in unfit}
-            kept = self._stored(group, control)
-            missing = {name: measure for name, measure in group.items() if name not in kept}
-            if kept and self.first:
-                log.info(
-                    "measured before: %s%s", ", ".join(kept), f" ({CONTROL})" if control else ""
-                )
-            columns, refused = self._measure(missing, control) if missing else ({}, {})
-            self.measurements.columns |= {
-                (name, control): values for name, values in {**kept, **columns}.items()
-            }
-            self.measurements.refused |= {
-                (name, control): error for name, error in {**unfit, **refused}.items()
-            }
-        if which in self.measurements.refused:
-            raise self.measurements.refused[which]
-        return self.measurements.columns[which]
+    def key(self, question: Mapping[str, Any]) -> str:
+        """Return the digest of everything that decides an answer, the device included."""
+        return cache_key(
+            **self.identity, source=our_digest(ABOVE), device=self.model.device.type, **question
+        )
+
+
+@dataclass
+class Network:
+    """One network of a material: its columns, measured when first asked for, and kept.
+
+    passes: measures of one pass together.
+    """
+
+    material: Material
+    measured: Measured
+    passes: Sequence[Sequence[str]] = ()
+    name: ClassVar[str] = ""  # of a network that is not the trained one
+
+    @property
+    def model(self) -> nn.Module:
+        """The network, on its device."""
+        model: nn.Module = self.material.model
+        return model
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Facts that decide its columns, beside those of the material."""
+        return {}
+
+    def columns(self, name: str) -> Columns:
+        """Return the columns of a measure, "value" first.
+
+        UserError for one that does not fit. A collective.
+        """
+        measured, material = self.measured, self.material
+        if name not in measured.columns and name not in measured.refused:
+            names = next((list(group) for group in self.passes if name in group), [name])
+            fit, unfit = self._fit(names)
+            kept = self._stored(fit)
+            missing = {key: measure for key, measure in fit.items() if key not in kept}
+            if kept and material.first:
+                end = f" ({self.name})" if self.name else ""
+                log.info("measured before: %s%s", ", ".join(kept), end)
+            columns, refused = self._measure(missing) if missing else ({}, {})
+            measured.columns |= {**kept, **columns}
+            measured.refused |= {**unfit, **refused}
+        if name in measured.refused:
+            raise measured.refused[name]
+        return measured.columns[name]
+
+    def missing(self, names: Sequence[str]) -> dict[str, Measure]:
+        """Return the measures of a pass that are not kept yet. A collective."""
+        passed = {name for group in self.passes for name in group}
+        fit, _ = self._fit([name for name in names if name in passed])
+        kept = self._stored(fit)
+        return {name: measure for name, measure in fit.items() if name not in kept}
+
+    def _fit(self, names: Iterable[str]) -> tuple[dict[str, Measure], dict[str, UserError]]:
+        """Return the measures that fit the model, and the errors of the others, by name."""
+        fit: dict[str, Measure] = {}
+        unfit: dict[str, UserError] = {}
+        for name in names:
+            measure = self.material.measures[name]
+            if isinstance(measure, UserError):
+                unfit[name] = measure
+            else:
+                fit[name] = measure
+        return fit, unfit
 
     def _measure(
-        self, group: Mapping[str, Measure], control: bool
+        self, group: Mapping[str, Measure]
     ) -> tuple[dict[str, Columns], dict[str, UserError]]:
+        material = self.material
         try:
-            model = self.twin() if control and self.twin else self.model
-            label = f"{CONTROL}, " if control else ""
-            seen = [self.about(name) for name, of in self.measurements.columns if of == control]
+            model = self.model
+            label = f"{self.name}, " if self.name else ""
+            seen = [material.about(name) for name in self.measured.columns]
             # a model that records attention computes in other pieces, or in another order: later
             # passes do, too
             beside = frozenset[Need](
@@ -211,23 +266,27 @@ class Material(Subject):
                 for item in seen
                 if {"attn", "attn_grad"} & set(item.needs)
             )
-            columns, refused = look(
-                model, group, self.data, "test", label, self.slopes_of, self.first, beside
-            )
+            of, show = material.slopes_of, material.first
+            columns, refused = look(model, group, material.data, "test", label, of, show, beside)
         except UserError as error:  # the record refuses all of them
-            if not control and not self.measurements.columns:
-                self.measurements.broken = error
+            self._note(error)
             return {}, dict.fromkeys(group, error)
-        if self.first and self.store is not None:
+        if material.first and material.store is not None:
             for name, values in columns.items():
-                stored.write(self.store, self._key_of(name, control), values, group[name].axes)
+                stored.write(material.store, self._key_of(name), values, group[name].axes)
         return columns, refused
 
-    def _stored(self, group: Mapping[str, Measure], control: bool) -> dict[str, Columns]:
-        folder = self.store
+    def _note(self, error: UserError) -> None:
+        """Note that nothing at all can be recorded of the trained network."""
+        measurements = self.material.measurements
+        if not self.measured.columns and not measurements.control.columns:
+            measurements.broken = error
+
+    def _stored(self, group: Mapping[str, Measure]) -> dict[str, Columns]:
+        folder = self.material.store
         if folder is None:
             return {}
-        keys = {name: self._key_of(name, control) for name in group}
+        keys = {name: self._key_of(name) for name in group}
         results = ranks.from_rank_zero(
             lambda: {name: stored.read(folder, key) for name, key in keys.items()}
         )
@@ -236,18 +295,29 @@ class Material(Subject):
             group[name].axes = result.axes
         return {name: result.columns for name, result in kept.items()}
 
-    def _key_of(self, name: str, control: bool) -> str:
-        part = self.options.get(name)
-        more = {"control": self.seed} if control else {}
-        return self._key(
-            {"measure": part, "stands_on": stands_on(part), "of": self.slopes_of, **more}
-        )
+    def _key_of(self, name: str) -> str:
+        part = self.material.options.get(name)
+        question = {"measure": part, "stands_on": stands_on(part), "of": self.material.slopes_of}
+        return self.material.key({**question, **self.facts})
 
-    def _key(self, question: Mapping[str, Any]) -> str:
-        """Return the digest of everything that decides an answer, the device included."""
-        return cache_key(
-            **self.identity, source=our_digest(ABOVE), device=self.model.device.type, **question
-        )
+
+@dataclass
+class Control(Network):
+    """A freshly initialised network of the same architecture."""
+
+    name: ClassVar[str] = CONTROL
+
+    @property
+    def model(self) -> nn.Module:
+        assert self.material.twin is not None
+        return self.material.twin()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"control": self.material.seed}
+
+    def _note(self, error: UserError) -> None:
+        """Leave the material as it is: the trained network may be recorded."""
 
 
 def look(

@@ -148,12 +148,12 @@ def _cost(material: Material, ask: Callable[[Material], Any]) -> str:
 
 def _cost_of_measures(material: Material, names: Sequence[str]) -> str:
     parts = []
-    for control, whose in ((False, ""), (True, " for the freshly initialised network")):
-        if group := material.missing(names, control):
-            model = material.twin() if control and material.twin else material.model
-            parts.append(
-                _cost(material, functools.partial(_shown, model=model, measures=group)) + whose
-            )
+    for network in (material.trained, material.untrained_network):
+        group = {} if network is None else network.missing(names)
+        if network is not None and group:
+            show = functools.partial(_shown, model=network.model, measures=group)
+            whose = " for the freshly initialised network" if network.name else ""
+            parts.append(_cost(material, show) + whose)
     return " and ".join(parts) or "measured before"
 
 

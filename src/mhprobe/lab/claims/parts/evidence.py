@@ -16,7 +16,7 @@ from mhprobe import ranks
 from mhprobe.backbones import gives_features
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
-from mhprobe.framework.questions.material import Material, Measurements
+from mhprobe.framework.questions.material import Material, Measurements, Together
 from mhprobe.framework.questions.plan import masks_of
 from mhprobe.lab.claims.parts.draws import OnDraw, positions_of
 from mhprobe.lab.claims.parts.estimates import Estimate, of_accuracy, over_draws, third_of
@@ -148,7 +148,7 @@ class Evidence:
     @functools.cached_property
     def _on_second(self) -> Material:
         return dataclasses.replace(
-            self.material.on(second_set(self.material.data, self.other)), passes={}
+            self.material.on(second_set(self.material.data, self.other)), passes=Together()
         )
 
     @functools.cached_property
