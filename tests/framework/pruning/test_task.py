@@ -16,6 +16,7 @@ import mhprobe.prune
 import runs
 from data_sets import encoded, write_zip
 from mhprobe.backbones import layout_of
+from mhprobe.data.base import InputSpec
 from mhprobe.errors import UserError
 from mhprobe.framework.run import image_data
 from mhprobe.io.tensors import read_outcomes
@@ -381,7 +382,7 @@ def test_heads_go_from_images_that_nobody_has_labelled_by_agreement_with_the_who
     dense, *_, pruned = runs.rows(tmp_path / "run" / "tables" / "pruning.csv")
     assert (float(dense["accuracy"]), dense["images"], pruned["heads"]) == (1.0, "20", "3")
     data = image_data.build_images(cfg)
-    data.spec = image_data.InputSpec((8, 8))
+    data.spec = InputSpec((8, 8))
     images = torch.cat([batch.images for batch in data.batches("test")])
     first, last = (
         load_weights(file)[0](images).argmax(1)

@@ -343,7 +343,7 @@ def test_a_typed_setting_that_a_checkpoint_has_otherwise_is_refused_as_that_of_a
 
 def test_rates_of_dropping_are_those_of_the_command_and_else_those_of_the_file(tmp_path, half):
     """They hold no weights: a network trained on half of the patches can be tuned on all of them."""
-    networks = []
+    backbones = []
     for more, rate in (
         ([], 0.5),
         (["backbone.patch_drop_rate=0.25"], 0.25),
@@ -353,7 +353,7 @@ def test_rates_of_dropping_are_those_of_the_command_and_else_those_of_the_file(t
         model = networks.build_classifier(cfg, image_data.build_images(cfg))
         assert getattr(model.backbone.patch_drop, "prob", 0) == rate
         assert model.description["backbone"]["patch_drop_rate"] == rate
-        networks.append(model.backbone.eval())
+        backbones.append(model.backbone.eval())
     for key, rate, words in (
         ("pos_drop_rate", 2, "expected a share"),
         ("drop_rate", "much", "expected a share"),
@@ -370,7 +370,7 @@ def test_rates_of_dropping_are_those_of_the_command_and_else_those_of_the_file(t
         with pytest.raises(UserError, match=key):
             load_weights(half, **{key: value})
     images = torch.rand(4, 3, 8, 8)
-    assert all(torch.equal(network(images), networks[0](images)) for network in networks)
+    assert all(torch.equal(network(images), backbones[0](images)) for network in backbones)
 
 
 def test_a_pruned_network_that_is_tuned_on_all_patches_loads_again(tmp_path, half):
