@@ -55,6 +55,7 @@ def stop(number: int, _frame: object = None) -> NoReturn:
         signal.SIG_IGN
     )  # the second of two signals must not break what the first has begun to close
     _tell(number)
+    # Python has no other way to end a process with this code while its main thread hangs in C
     ending = threading.Timer(GRACE, os._exit, (128 + number,))
     ending.daemon = True
     ending.start()

@@ -233,7 +233,8 @@ def _rank(task: str, folder: Path) -> None:
         with contextlib.suppress(FileExistsError), (notes / MISTAKE).open("x") as file:
             file.write(str(error))
         if isinstance(error, LeftAlone):
-            os._exit(2)  # the collective that it left behind would hold up an orderly end
+            # interpreter's end waits for the collective that it left behind, without a limit
+            os._exit(2)
         sys.exit(2)
     except Exception:
         handle(signal.SIG_IGN)  # the agent stops all ranks, and this one has to write first
@@ -256,7 +257,7 @@ def _end_with(parent: int) -> None:
         time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(30)
-    os._exit(143)
+    os._exit(143)  # the main thread hangs in a collective, and nobody is left to end it
 
 
 if __name__ == "__main__":
