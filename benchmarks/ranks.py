@@ -25,7 +25,7 @@ from mhprobe import ranks
 from mhprobe.data.batch import Batch
 from mhprobe.data.loader import EvalOrder
 from mhprobe.heads import HeadBatch, HeadLayout
-from mhprobe.lab.papers.causal_gates import causal_gates
+from mhprobe.lab.papers.causal_gates import Fit, causal_gates
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.parts.units import make_units
 from mhprobe.masking.random import Random
@@ -91,7 +91,7 @@ class Work:
                 for batch in self.batches(piece):
                     yield batch.images[batch.valid], batch.labels[batch.valid]
 
-        return causal_gates(self.model, batches, steps=2, start_steps=1)["role"].tolist()
+        return causal_gates(self.model, batches, Fit(steps=2, start_steps=1))["role"].tolist()
 
     def _greedy(self, units: str, search: Search) -> Any:
         (path,) = KeepBest(search=search).paths(
