@@ -138,13 +138,13 @@ def test_what_no_measure_can_look_at_has_no_estimate(material):
 def test_the_cost_of_measures_is_said_of_both_networks(monkeypatch):
     network, twin = object(), object()
     costs = {network: "about 2 min", twin: "about 60 s"}
-    material = SimpleNamespace(
-        missing=lambda names, control: {"it": names}, model=network, twin=lambda: twin
-    )
+    ours = SimpleNamespace(missing=lambda names: {"it": names}, model=network, name="")
+    control = SimpleNamespace(missing=lambda names: {"it": names}, model=twin, name="untrained")
+    material = SimpleNamespace(trained=ours, untrained_network=control)
     monkeypatch.setattr(plan, "_cost", lambda material, ask: costs[ask.keywords["model"]])
     words = "about 2 min and about 60 s for the freshly initialised network"
     assert plan._cost_of_measures(material, ["it"]) == words
-    material.missing = lambda names, control: {}
+    ours.missing = control.missing = lambda names: {}
     assert plan._cost_of_measures(material, ["it"]) == "measured before"
 
 
