@@ -3,6 +3,7 @@
 import copy
 import functools
 import hashlib
+import json
 import logging
 import math
 import os
@@ -17,10 +18,10 @@ import torch
 
 from mhprobe.data.augment import GREY, Augment, grey, normalise, resized
 from mhprobe.data.batch import Batch
-from mhprobe.data.cache import Cache, open_cache
+from mhprobe.data.cache import Cache, cache_key, find_cache, open_cache
 from mhprobe.data.draws import evenly, fold, stratified
-from mhprobe.data.loader import EvalOrder, Images, Loader, Picks, TrainLoader, TrainOrder
-from mhprobe.data.source import Source
+from mhprobe.data.loader import EvalOrder, Images, Loader, Opened, Picks, TrainLoader, TrainOrder
+from mhprobe.data.source import Scan, Source
 from mhprobe.errors import UserError, quoted, whole_number
 from mhprobe.io.readings import Reading, log_readings
 
@@ -31,6 +32,9 @@ SPLITS = {
     "validation": "val",
     "test": "test",
 }  # by what options of a selection call them
+ALL = (*SPLITS.values(), "calibration")
+OF_SOURCE = {split: "test" if split == "test" else "train" for split in ALL}
+AHEAD = {"fit": ALL, "validate": ("val",), "test": ("test",)}  # splits that Lightning will read
 FEW_WORKERS = 8  # that any machine can start
 
 
@@ -64,7 +68,6 @@ class ImageData(L.LightningDataModule):
 
     spec: InputSpec | None = None
     options_in = ""  # what stands in front of the source's options where a user gives them
-    _told = False  # how the images were interpreted
     _classes: tuple[str, ...] = ()  # of the network that labels the images, where nobody else has
 
     def __init__(  # noqa: PLR0913 -- its arguments are the keys of conf/data/
@@ -91,6 +94,9 @@ class ImageData(L.LightningDataModule):
         self.num_workers, self.seed = num_workers, seed
         self.val_fraction, self.calibration_fraction = val_fraction, calibration_fraction
         self.augment = augment or Augment()
+        self._read: dict[str, Reading] = {}  # what was told, by what was read
+        self._seen: dict[str, np.ndarray] = {}  # digests of decoded images, by split
+        self._doubles_told = False
         self.limits = {
             "train": limit_train,
             "val": limit_val,
@@ -118,14 +124,26 @@ class ImageData(L.LightningDataModule):
             )
 
     @functools.cached_property
-    def _cache(self) -> Cache:
-        # rank 0 of each machine has checked the sums in prepare_data
-        return open_cache(self.source, self.cache_dir, verify=False)
+    def _key(self) -> dict[str, Any]:
+        return cache_key(self.source)
+
+    @functools.cached_property
+    def _scan(self) -> Scan:
+        return Scan(self.source)
+
+    @functools.cached_property
+    def _listed(self) -> Cache:
+        """Labels of all images, without the images."""
+        where = (self.source, self.cache_dir)
+        return open_cache(*where, wanted={}, key=self._key, scan=self._scan)
 
     @functools.cached_property
     def splits(self) -> dict[str, Images]:
-        """The images of "train", "val" and "test", and of "calibration" where some are set aside."""
-        cached = self._cache.splits
+        """The images of "train", "val" and "test", and of "calibration" where some are set aside.
+
+        Those of a split are decoded when the first of them is read, as many as its limit leaves.
+        """
+        cached = self._listed.splits
         labels = cached["train"].labels
         val = stratified(labels, round(self.val_fraction * len(labels)), self.seed)
         train = np.setdiff1d(np.arange(len(labels)), val)
@@ -153,10 +171,37 @@ class ImageData(L.LightningDataModule):
         seeds = {
             split: self.seed if split != "test" else 0 for split in whole
         }  # runs with other seeds test alike
-        return {
+        limited = {
             split: images.limited(self.limits[split], seeds[split])
             for split, images in whole.items()
         }
+        return {
+            split: Images(
+                images.listed,
+                images.positions,
+                decode=functools.partial(self._decode, split, images.positions, images is all_of),
+            )
+            for (split, images), all_of in zip(limited.items(), whole.values(), strict=True)
+        }
+
+    def _decode(self, split: str, positions: np.ndarray, unlimited: bool) -> Opened:
+        """Open the decoded images at ``positions`` of the source's split, which are decoded if need be."""
+        of, listed = OF_SOURCE[split], self._listed
+        if of in listed.decoded:
+            return listed.splits[of], positions
+        every = np.arange(len(listed.splits[of].labels))
+        # with all training images those of any seed are there
+        whole = unlimited and split in ("train", "test")
+        where = (self.source, self.cache_dir)
+        cache = find_cache(*where, {of: every}, positions, self._key) if not whole else None
+        rows = positions
+        if cache is None:
+            wanted = {of: every if whole else positions}
+            cache = open_cache(*where, wanted=wanted, key=self._key, scan=self._scan)
+            rows = positions if whole else np.arange(len(positions))
+        self._tell(cache)
+        self._tell_of_doubles(split, cache.splits[of].digests[rows])
+        return cache.splits[of], rows
 
     @property
     def input_spec(self) -> InputSpec:
@@ -178,11 +223,11 @@ class ImageData(L.LightningDataModule):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        return self._cache.class_names or self._classes
+        return self._listed.class_names or self._classes
 
     @property
     def unlabelled(self) -> bool:
-        return not self._cache.class_names
+        return not self._listed.class_names
 
     def refuse_unlabelled(self, what: str) -> None:
         """UserError where there are no labels, which ``what`` needs."""
@@ -223,7 +268,7 @@ class ImageData(L.LightningDataModule):
     @property
     def stored_size(self) -> tuple[int, int]:
         """(height, width) of the decoded images."""
-        return self._cache.size
+        return self._listed.size
 
     def _named(self, cache: Cache) -> list[Reading]:
         """Readings of the source, with its options as the user calls them."""
@@ -235,12 +280,26 @@ class ImageData(L.LightningDataModule):
     @property
     def channels(self) -> int:
         """Channels of the stored images."""
-        return int(self._cache.splits["train"].images.shape[1])
+        return self._listed.channels
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """16 hex digits that name the pixels, the labels and which of them are in each split."""
-        return self.images_of(*SPLITS.values())
+        """16 hex digits that name the test images, and the labels and which images are in each split.
+
+        It asks for no training or validation image, so that none is decoded for it: ``images_of``
+        names the pixels of any split.
+        """
+        digest = hashlib.sha256(self.images_of("test").encode())
+        for split, cached in self._listed.splits.items():
+            digest.update(split.encode() + cached.labels.astype("<i8").tobytes())
+        for split in SPLITS.values():
+            digest.update(split.encode() + self.splits[split].positions.astype("<i8").tobytes())
+        return digest.hexdigest()[:16]
+
+    @property
+    def files(self) -> str:
+        """16 hex digits that name the files as they lie here; other files, or the same elsewhere, have others."""
+        return hashlib.sha256(json.dumps(self._key, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def set_aside(self) -> str | None:
@@ -248,10 +307,17 @@ class ImageData(L.LightningDataModule):
         return self.images_of("calibration") if "calibration" in self.splits else None
 
     def images_of(self, *splits: str) -> str:
-        """The fingerprint of these splits, by which results tell on which images heads were chosen or tested."""
-        digest = hashlib.sha256(self._cache.checksum.encode())
+        """The fingerprint of these splits, by which results tell on which images heads were chosen or tested.
+
+        It is of the pixels, the labels, the names of the classes and the places in the source.
+        """
+        names = [self._listed.class_names, self._listed.size, self.channels]
+        digest = hashlib.sha256(json.dumps(names).encode())
         for split in splits:
-            digest.update(self.splits[split].positions.astype("<i8").tobytes())
+            images = self.splits[split]
+            labels = images.listed.labels[images.positions]
+            for part, kind in ((images.positions, "<i8"), (labels, "<i8"), (images.digests, "<u8")):
+                digest.update(part.astype(kind).tobytes())
             digest.update(split.encode())
         return digest.hexdigest()[:16]
 
@@ -259,6 +325,9 @@ class ImageData(L.LightningDataModule):
         """Return a copy with the same settings, for the images of another source."""
         other = copy.copy(self)
         other.source = source
+        other._read = dict(self._read) if source is self.source else {}
+        other._seen = {}
+        other._doubles_told = False
         for name, attribute in vars(ImageData).items():
             if isinstance(attribute, functools.cached_property):
                 vars(other).pop(name, None)
@@ -272,8 +341,8 @@ class ImageData(L.LightningDataModule):
 
     @property
     def readings(self) -> dict[str, Reading]:
-        """Ways in which the images were interpreted, by what was read."""
-        read = {reading.what: reading for reading in self._named(self._cache)}
+        """Ways in which the images were interpreted, by what was read; of images those decoded so far."""
+        read = {reading.what: reading for reading in self._named(self._listed)} | self._read
         stored, seen = self.stored_size, self.input_spec.size
         form = f"the middle of what is stored, {stored[1]} x {stored[0]} pixels"
         scaled = f"{form}, as {seen[1]} x {seen[0]}" if seen != stored else form
@@ -286,14 +355,39 @@ class ImageData(L.LightningDataModule):
             size["colours"] = Reading("colours", GREY, "since the network takes one channel")
         return {**read, **size}
 
+    def list_images(self) -> None:
+        """Find the images and their labels without decoding any; say how they are interpreted."""
+        self._tell(self._listed)
+        _ = self.splits
+
     def prepare_data(self) -> None:
-        """Decode the images, or check the ones that were decoded before; say how they were interpreted."""
-        cache = open_cache(self.source, self.cache_dir)
-        if not self._told:  # Lightning prepares again
-            log_readings(self._named(cache), log, f"data: {self.source.name}")
-            self._told = True
-        splits = cache.splits
-        if both := len(np.intersect1d(splits["train"].digests, splits["test"].digests)):
+        """Decode the images, or check those that were decoded before; say how they are interpreted.
+
+        For a trainer those that it will read; otherwise those of all splits.
+        """
+        self.list_images()
+        trainer = self.trainer
+        splits = ALL if trainer is None else AHEAD.get(getattr(trainer.state.fn, "value", ""), ALL)
+        for split in splits:
+            if split in self.splits:
+                _ = self.splits[split].opened
+
+    def _tell(self, cache: Cache) -> None:
+        """Log how images were interpreted, what was not told before."""
+        read = {reading.what: reading for reading in self._named(cache)}
+        new = [reading for what, reading in read.items() if self._read.get(what) != reading]
+        self._read |= read
+        log_readings(new, log, f"data: {self.source.name}")
+
+    def _tell_of_doubles(self, split: str, digests: np.ndarray) -> None:
+        """Warn of test images that are training images, too, once both are decoded."""
+        self._seen[split] = digests
+        ours = self._seen.get("test")
+        theirs = [of for name, of in self._seen.items() if name != "test"]
+        if ours is None or not theirs or self._doubles_told:
+            return
+        if both := len(np.intersect1d(np.concatenate(theirs), ours)):
+            self._doubles_told = True
             log.warning(
                 "%s: %d test images are training images, too; accuracy on them is no test.",
                 self.source.name,

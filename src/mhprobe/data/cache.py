@@ -2,6 +2,7 @@
 
 A cache is a folder of .npy files and a meta.json with their sizes and checksums. It is built under
 a lock in a temporary folder, which is renamed when it is complete. A damaged cache is built again.
+It holds all images of a source, or those that were wanted, or only the labels of all.
 """
 
 import errno
@@ -11,6 +12,7 @@ import io
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +21,7 @@ from typing import Any
 import filelock
 import numpy as np
 
-from mhprobe.data.source import Contents, Source
+from mhprobe.data.source import Contents, Scan, Source, Wanted
 from mhprobe.errors import UserError, refusing
 from mhprobe.io.code import code_digests, file_digest
 from mhprobe.io.files import reason
@@ -27,14 +29,17 @@ from mhprobe.io.progress import progress
 from mhprobe.io.readings import Reading, restored
 
 DECODER = f"pillow {version('pillow')}"  # another one may round differently
-FORMAT = 2  # raise it where a source of ours decodes the same files to other pixels
+FORMAT = 3  # raise it where a source of ours decodes the same files to other pixels
 DIGESTS = "-digests.npy"
 AT_ONCE = 256  # images between two movements of the progress bar
 
 
 @dataclass(frozen=True)
 class CachedSplit:
-    """One split: images (N, 3, h, w) and objects (N, h, w) or None, uint8; labels (N,) int64; digests (N,) uint64."""
+    """One split: images (N, C, h, w) and objects (N, h, w) or None, uint8; labels (N,) int64; digests (N,) uint64.
+
+    Of a split without decoded images only the labels are there.
+    """
 
     folder: Path
     split: str
@@ -56,6 +61,14 @@ class CachedSplit:
         exists = (self.folder / f"{self.split}-objects.npy").exists()
         return self._array("objects", mmap_mode="r") if exists else None
 
+    def intact(self, rows: np.ndarray) -> bool:
+        """Return True if the images in these rows, (N,), still have their digests."""
+        for row in rows.tolist():
+            mask = None if self.objects is None else self.objects[row]
+            if _digest_of(self.images[row].transpose(1, 2, 0), mask) != self.digests[row]:
+                return False
+        return True
+
     def _array(self, name: str, **how: Any) -> np.ndarray:
         gone = f"cache_dir: {self.folder} is no longer there, or was cut off, while a run reads it"
         with refusing(
@@ -72,42 +85,85 @@ class CachedSplit:
 class Cache:
     """Decoded images: the splits "train" and "test", and a checksum of all pixels, labels and class names.
 
-    readings: how the source was interpreted.
+    channels: of an image. readings: how the source was interpreted. decoded: splits with images.
     """
 
     class_names: tuple[str, ...]
     size: tuple[int, int]
     splits: dict[str, CachedSplit]
     checksum: str
+    channels: int
     readings: tuple[Reading, ...] = ()
+    decoded: frozenset[str] = frozenset()
+
+
+def cache_key(source: Source) -> dict[str, Any]:
+    """Return what the decoded images of ``source`` depend on."""
+    inner = getattr(source, "source", source)  # of a source that changes another one's images
+    about = {"format": FORMAT, "decoder": DECODER, "code": code_digests(source, inner)}
+    return {**about, "source": source.name, **source.key()}
 
 
 def open_cache(
-    source: Source, cache_dir: str | Path, verify: bool = True, show: bool = True
+    source: Source,
+    cache_dir: str | Path,
+    verify: bool = True,
+    show: bool = True,
+    wanted: Wanted | None = None,
+    key: Mapping[str, Any] | None = None,
+    scan: Scan | None = None,
 ) -> Cache:
     """The decoded images of ``source``, built if absent or damaged.
 
     verify: recompute the checksums (half a second per GB), not only compare sizes. show: a bar
-    while decoding.
+    while decoding. wanted: the images that are decoded; {} for none of them; None for all. A source
+    that may lack some decodes all, as only then it knows which. key: of ``cache_key``, where it is
+    known. scan: lists the source, where that may have been done before.
     """
-    inner = getattr(source, "source", source)  # of a source that changes another one's images
-    about = {"format": FORMAT, "decoder": DECODER, "code": code_digests(source, inner)}
-    key = {**about, "source": source.name, **source.key()}
-    root = Path(cache_dir).expanduser() / "images"
-    folder = root / f"{source.name}-{_digest(key)[:16]}"
+    folder, key = _place(source, cache_dir, wanted, key)
     if (cache := _read(folder, verify)) is not None:
         return cache
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(folder.with_suffix(".lock")):
             # another process may have built it while this one waited
-            return _read(folder, verify) or _build(source, key, folder, show)
+            return _read(folder, verify) or _build(scan or Scan(source), key, folder, show, wanted)
     except OSError as error:
         raise UserError(
             f"cache_dir: the decoded images cannot be written to {folder} "
             f"({reason(error, folder)}). Make room, or "
             f"choose another place with cache_dir=<folder>."
         ) from None
+
+
+def find_cache(
+    source: Source,
+    cache_dir: str | Path,
+    wanted: Wanted,
+    looked_at: np.ndarray,
+    key: Mapping[str, Any] | None = None,
+) -> Cache | None:
+    """The decoded images of one split as ``open_cache`` has them; None where they are absent.
+
+    looked_at: positions among those wanted, (N,), which are checked; None where one is damaged.
+    """
+    cache = _read(_place(source, cache_dir, wanted, key)[0], verify=False)
+    intact = cache and all(cache.splits[split].intact(looked_at) for split in wanted)
+    return cache if intact else None
+
+
+def _place(
+    source: Source, cache_dir: str | Path, wanted: Wanted | None, key: Mapping[str, Any] | None
+) -> tuple[Path, dict[str, Any]]:
+    """The folder of a cache, and the key that names it."""
+    key = dict(cache_key(source) if key is None else key)
+    if wanted is not None:
+        positions = {split: of.astype("<i8").tobytes() for split, of in wanted.items()}
+        key["wanted"] = {
+            split: hashlib.sha256(of).hexdigest() for split, of in sorted(positions.items())
+        }
+    root = Path(cache_dir).expanduser() / "images"
+    return root / f"{source.name}-{_digest(key)[:16]}", key
 
 
 def _digest(value: Any) -> str:
@@ -137,37 +193,51 @@ def _read(folder: Path, verify: bool) -> Cache | None:
         size=tuple(body["size"]),
         splits={split: CachedSplit(folder, split) for split in body["splits"]},
         checksum=_digest([body["class_names"], files]),
+        channels=body["channels"],
         readings=restored(body.get("readings", ())),
+        decoded=frozenset(body["decoded"]),
     )
 
 
-def _build(source: Source, key: dict[str, Any], folder: Path, show: bool) -> Cache:
-    """Decode ``source`` to ``folder``.
+def _build(
+    scan: Scan, key: dict[str, Any], folder: Path, show: bool, wanted: Wanted | None
+) -> Cache:
+    """Decode the wanted images of a source to ``folder``.
 
     The caller holds the lock, so a partial folder is a killed builder's.
     """
-    contents = source.scan()
+    source = scan.source
+    contents = scan()
+    if contents.may_lack:
+        wanted = None
+    every = {split: np.arange(len(labels)) for split, labels in contents.labels.items()}
+    positions = every if wanted is None else {split: wanted[split] for split in wanted}
+    if missing := [split for split in positions if split not in contents.labels]:
+        raise UserError(
+            f"{source.name}: expected splits {', '.join(contents.labels)}, got {', '.join(missing)}."
+        )
     temporary = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
-        arrays = {split: _Decoded(temporary, split, contents) for split in contents.labels}
+        arrays = {
+            split: _Decoded(temporary, split, contents, of) for split, of in positions.items()
+        }
         _make_room(temporary, [path for decoded in arrays.values() for path in decoded.paths])
-        total, written = sum(len(labels) for labels in contents.labels.values()), 0
-        with progress(f"decoding {source.name}", total, show=show) as done:
-            for written, (split, position, *parts) in enumerate(contents.images(), 1):
-                arrays[split].put(position, *parts)
-                if written % AT_ONCE == 0 or written == total:
-                    done((written - 1) % AT_ONCE + 1)
+        total = sum(map(len, positions.values()))
+        written = _decode(contents, wanted, arrays, f"decoding {source.name}", show) if total else 0
         if written != total and not contents.may_lack:
             raise UserError(
                 f"{source.name}: {total} images were listed, but {written} read. Did the files "
                 "change?"
             )
-        for split, labels in contents.labels.items():
-            there = arrays[split].finish(source.name)
-            _save(temporary / f"{split}-labels.npy", labels[there])
-            _compare(folder, split, arrays[split].digests, source.name)
+        for split, decoded in arrays.items():
+            decoded.finish(source.name)
+            _compare(folder, split, decoded.digests, source.name)
+        for split in arrays or contents.labels:
+            labels = contents.labels[split]
+            kept = arrays[split].kept if arrays else every[split]
+            _save(temporary / f"{split}-labels.npy", labels[kept])
         del arrays
         paths = sorted(temporary.glob("*.npy"))
         files = {
@@ -177,10 +247,12 @@ def _build(source: Source, key: dict[str, Any], folder: Path, show: bool) -> Cac
             "key": key,
             "class_names": contents.class_names,
             "size": contents.size,
+            "channels": contents.channels,
             "files": files,
         }
-        body["splits"] = sorted(contents.labels)
-        body["readings"] = [reading.plain() for reading in contents.readings]
+        body["splits"] = sorted(positions or contents.labels)
+        body["decoded"] = sorted(positions)
+        body["readings"] = [reading.plain() for reading in dict.fromkeys(contents.readings)]
         (temporary / "meta.json").write_text(
             json.dumps({"sha256": _digest(body), "body": body}, indent=1)
         )
@@ -198,14 +270,41 @@ def _build(source: Source, key: dict[str, Any], folder: Path, show: bool) -> Cac
     return cache
 
 
+def _decode(
+    contents: Contents,
+    wanted: Wanted | None,
+    arrays: Mapping[str, "_Decoded"],
+    words: str,
+    show: bool,
+) -> int:
+    """Put the wanted images into their arrays, with a bar; return their number."""
+    total, written = sum(len(of.positions) for of in arrays.values()), 0
+    with progress(words, total, show=show) as done:
+        for written, (split, position, *parts) in enumerate(contents.walk(wanted), 1):
+            arrays[split].put(position, *parts)
+            if written % AT_ONCE == 0 or written == total:
+                done((written - 1) % AT_ONCE + 1)
+    return written
+
+
+def _digest_of(image: np.ndarray, mask: np.ndarray | None) -> int:
+    """The digest of an image (h, w, C) and of its mask of objects (h, w)."""
+    digest = hashlib.blake2b(image.tobytes(), digest_size=8)
+    if mask is not None:
+        digest.update(mask.tobytes())
+    return int.from_bytes(digest.digest(), "little")
+
+
 class _Decoded:
     """The arrays of one split while they are filled.
 
-    digests: (N,) uint64, one of each image's pixels.
+    positions: (N,) of the images in the split, ascending. digests: (N,) uint64, one of each image's
+    pixels. kept: (N,) positions of those that were there, after ``finish``.
     """
 
-    def __init__(self, folder: Path, split: str, contents: Contents) -> None:
-        count, size = len(contents.labels[split]), contents.size
+    def __init__(self, folder: Path, split: str, contents: Contents, positions: np.ndarray) -> None:
+        self.positions = self.kept = positions
+        count, size = len(positions), contents.size
         self.digests = np.zeros(count, dtype="<u8")
         self.there = np.zeros(count, dtype=bool)
         shapes = {
@@ -225,16 +324,15 @@ class _Decoded:
                 f"{self.digest_path.name.removesuffix(DIGESTS)}: image {position} has "
                 f"{image.shape[-1]} channels, expected {expected} as the first. Give all the same."
             )
-        digest = hashlib.blake2b(image.tobytes(), digest_size=8)
-        self.there[position] = True
-        self.arrays[0][position] = image.transpose(2, 0, 1)
+        row = int(np.searchsorted(self.positions, position))
+        self.there[row] = True
+        self.arrays[0][row] = image.transpose(2, 0, 1)
         if mask is not None:
-            self.arrays[1][position] = mask
-            digest.update(mask.tobytes())
-        self.digests[position] = int.from_bytes(digest.digest(), "little")
+            self.arrays[1][row] = mask
+        self.digests[row] = _digest_of(image, mask)
 
-    def finish(self, name: str) -> np.ndarray:
-        """Write all, without places that no image took; return (N,) bool, True for the others.
+    def finish(self, name: str) -> None:
+        """Write all, without rows that no image took.
 
         UserError if there is none.
         """
@@ -246,9 +344,8 @@ class _Decoded:
             if not self.there.all():
                 self.arrays[number] = _closed_up(array, self.there, self.paths[number])
             self.arrays[number].flush()
-        self.digests = self.digests[self.there]
+        self.digests, self.kept = self.digests[self.there], self.positions[self.there]
         _save(self.digest_path, self.digests)
-        return self.there
 
 
 def _closed_up(array: np.ndarray, there: np.ndarray, path: Path) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 
 from mhprobe.data import images
 from mhprobe.data.archive import Archive, open_archive
-from mhprobe.data.source import Contents
+from mhprobe.data.source import Contents, Wanted
 from mhprobe.data.torchvisions import soon
 from mhprobe.errors import UserError, refusing
 
@@ -97,23 +97,25 @@ def _batches(
         raise UserError(
             f"root: {archive.path} lacks {', '.join(missing)} of CIFAR-10's six batch files."
         )
-    read = archive.read([files[batch] for batch in wanted])
-    loaded = {
-        Path(name).name.removesuffix(ending): load(data, f"{archive.path}: {name}")
-        for name, data in read
-    }
-    pixels = {
-        s: np.concatenate([loaded[b][0] for b in BATCHES[s]]).reshape(-1, 3, 32, 32)
-        for s in BATCHES
-    }
-    labels = {s: np.concatenate([loaded[b][1] for b in BATCHES[s]]) for s in BATCHES}
 
-    def decoded() -> Iterator[tuple[str, int, np.ndarray]]:
-        for split in BATCHES:
-            for i, image in enumerate(pixels[split]):
-                yield split, i, image.transpose(1, 2, 0)
+    def loaded(split: str) -> list[tuple[np.ndarray, np.ndarray]]:
+        read = archive.read([files[batch] for batch in BATCHES[split]])
+        there = {
+            Path(name).name.removesuffix(ending): load(data, f"{archive.path}: {name}")
+            for name, data in read
+        }
+        return [there[batch] for batch in BATCHES[split]]
 
-    return Contents(CLASSES, labels, (32, 32), decoded)
+    labels = {split: np.concatenate([of for _, of in loaded(split)]) for split in BATCHES}
+
+    def decoded(wanted: Wanted | None = None) -> Iterator[tuple[str, int, np.ndarray]]:
+        every = {split: np.arange(len(of)) for split, of in labels.items()}
+        for split, positions in (every if wanted is None else wanted).items():
+            pixels = np.concatenate([of for of, _ in loaded(split)]).reshape(-1, 3, 32, 32)
+            for i in positions.tolist():
+                yield split, i, pixels[i].transpose(1, 2, 0)
+
+    return Contents(CLASSES, labels, (32, 32), decoded, some=decoded)
 
 
 def _load_binary(data: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:

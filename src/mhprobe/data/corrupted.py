@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.data.draws import draw, fold
-from mhprobe.data.source import Contents, Source
+from mhprobe.data.source import Contents, Source, Wanted
 from mhprobe.errors import UserError, quoted
 
 KINDS: dict[str, tuple[float, ...]] = {  # how strong, at severities 1 to 5
@@ -70,8 +70,9 @@ class Corrupted:
     def scan(self) -> Contents:
         contents = self.source.scan()
 
-        def images() -> Iterator[tuple[Any, ...]]:
-            for split, position, image, *masks in contents.images():  # no damage moves an object
+        def images(wanted: Wanted | None = None) -> Iterator[tuple[Any, ...]]:
+            walk = contents.walk(wanted)
+            for split, position, image, *masks in walk:  # no damage moves an object
                 yield (
                     split,
                     position,
@@ -79,7 +80,7 @@ class Corrupted:
                     *masks,
                 )
 
-        return dataclasses.replace(contents, images=images)
+        return dataclasses.replace(contents, images=images, some=images)
 
     def kind_of(self, position: int) -> str:
         """Return the damage of the test image at ``position``."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mhprobe.data.draws import stratified
-from mhprobe.data.source import Contents
+from mhprobe.data.source import Contents, Wanted, is_wanted
 from mhprobe.errors import UserError, quoted
 
 
@@ -40,10 +40,11 @@ class Digits:
         test = stratified(labels, int(np.ceil(self.test_fraction * len(labels))), self.split_seed)
         members = {"train": np.setdiff1d(np.arange(len(labels)), test), "test": test}
 
-        def images() -> Iterator[tuple[str, int, np.ndarray]]:
+        def images(wanted: Wanted | None = None) -> Iterator[tuple[str, int, np.ndarray]]:
             for split, chosen in members.items():
                 for i, image in enumerate(grey[chosen]):
-                    yield split, i, np.repeat(image[:, :, None], 3, axis=2)
+                    if is_wanted(wanted, split, i):
+                        yield split, i, np.repeat(image[:, :, None], 3, axis=2)
 
         labelled = {split: labels[chosen] for split, chosen in members.items()}
-        return Contents(tuple(map(str, range(10))), labelled, (8, 8), images)
+        return Contents(tuple(map(str, range(10))), labelled, (8, 8), images, some=images)

@@ -31,7 +31,7 @@ from mhprobe.data.decoding import (
 )
 from mhprobe.data.draws import stratified
 from mhprobe.data.recognised import other_form
-from mhprobe.data.source import Contents
+from mhprobe.data.source import Contents, Wanted, is_wanted
 from mhprobe.errors import UserError, quoted
 from mhprobe.io.ordinary import ordinary
 from mhprobe.io.readings import Reading
@@ -194,6 +194,11 @@ def scan(
         for i, file in enumerate(itertools.chain(*of))
     }
     images = functools.partial(decode_all, archive, places, size, resize, levels, readings)
+
+    def some(wanted: Wanted) -> Iterator[tuple[Any, ...]]:
+        only = [file for file, place in places.items() if is_wanted(wanted, *place)]
+        yield from images(only=only)
+
     channels = 3
     arrays = [file for file in places if file.lower().endswith(ARRAYS)]
     if arrays:
@@ -203,9 +208,8 @@ def scan(
                 "expected pictures alone, or arrays alone."
             )
         channels = next(channels_in(data, file) for file, data in archive.read(arrays[:1]))
-    return Contents(
-        tuple(map(readable, names)), labels, size, images, readings=readings, channels=channels
-    )
+    about: dict[str, Any] = {"readings": readings, "channels": channels, "some": some}
+    return Contents(tuple(map(readable, names)), labels, size, images, **about)
 
 
 def class_folders(archive: Archive) -> Folders:
@@ -315,6 +319,7 @@ def decode_all(
     levels: Levels | None = None,
     readings: Notes | None = None,
     left_out: dict[str, UserError] | None = None,
+    only: Collection[str] | None = None,
 ) -> Iterator[tuple[Any, ...]]:
     """(*place, pixels) of each file with a place, decoded by threads that never run far ahead of the reader.
 
@@ -322,7 +327,9 @@ def decode_all(
     readings: to which the way that those were read is added. left_out: takes the errors of files
     that cannot be read, by name. Without it UserError, after the last file, counts them, so that
     all can be replaced before the next try.
+    only: the files that are decoded, None for all; the levels are those of all files in any case.
     """
+    wanted = places if only is None else only
     faults: dict[str, UserError] = {} if left_out is None else left_out
     wide = OfSet(archive, places, [] if readings is None else readings)
 
@@ -340,7 +347,7 @@ def decode_all(
 
     refuse_bombs()
     workers = os.cpu_count() or 1
-    stream = archive.read(places, left_out)
+    stream = archive.read(wanted, left_out)
     pending: deque[Future[list[tuple[Any, ...]]]] = deque()
     pool = ThreadPoolExecutor(workers)
     try:
@@ -358,7 +365,7 @@ def decode_all(
         first, *others = sorted(faults)
         named = f"{', '.join(others[:4])}{', ...' * (len(others) > 4)}"
         more = (
-            f" {len(others)} more of {len(places)} images cannot be read either: {named}"
+            f" {len(others)} more of {len(wanted)} images cannot be read either: {named}"
             if others
             else ""
         )

@@ -5,7 +5,7 @@ both are read only when the first batch is asked for.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,17 +37,52 @@ class Picks(NamedTuple):
     first: np.int64 | None = None
 
 
-class Images(Dataset[Batch]):
-    """Images at ``positions`` of a cached split.
+Opened = tuple[CachedSplit, np.ndarray]  # decoded images, and the rows of those that are meant
 
-    labels: (N,) int64; None for those of the cache.
+
+class Images(Dataset[Batch]):
+    """Images at ``positions`` of a source's split.
+
+    listed: labels of the whole split, and its decoded images where ``decode`` is None.
+    labels: (N,) int64; None for those that are listed.
+    decode: gives decoded images and the rows (N,) of these among them; called when the first is read.
     """
 
     def __init__(
-        self, cached: CachedSplit, positions: np.ndarray, labels: np.ndarray | None = None
+        self,
+        listed: CachedSplit,
+        positions: np.ndarray,
+        labels: np.ndarray | None = None,
+        decode: Callable[[], Opened] | None = None,
     ) -> None:
-        self.cached, self.positions = cached, positions
-        self.labels = cached.labels[positions] if labels is None else labels
+        self.listed, self.positions, self._decode = listed, positions, decode
+        self.labels = listed.labels[positions] if labels is None else labels
+        self._opened: Opened | None = None
+
+    @property
+    def opened(self) -> Opened:
+        """The decoded images, and the rows (N,) of these among them; decoded now if need be."""
+        if self._opened is None:
+            decode = self._decode
+            self._opened = (self.listed, self.positions) if decode is None else decode()
+        return self._opened
+
+    @property
+    def cached(self) -> CachedSplit:
+        return self.opened[0]
+
+    @property
+    def rows(self) -> np.ndarray:
+        return self.opened[1]
+
+    @property
+    def digests(self) -> np.ndarray:
+        """(N,) uint64, one of each image's pixels."""
+        return self.cached.digests[self.rows]
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.opened  # noqa: B018  a worker reads what its parent has decoded
+        return {**vars(self), "_decode": None}
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -56,10 +91,10 @@ class Images(Dataset[Batch]):
         """At most ``limit`` of the images, of every class alike."""
         if limit is None or limit >= len(self):
             return self
-        return Images(self.cached, self.positions[stratified(self.labels, limit, seed)])
+        return Images(self.listed, self.positions[stratified(self.labels, limit, seed)])
 
     def __getitem__(self, picks: Picks) -> Batch:
-        where, objects = self.positions[picks.index], self.cached.objects
+        where, objects = self.rows[picks.index], self.cached.objects
         return Batch(
             images=torch.from_numpy(np.asarray(self.cached.images[where])),
             labels=torch.from_numpy(self.labels[picks.index]),
@@ -154,6 +189,8 @@ class Loader(DataLoader[Batch]):
         self, images: Images, order: EvalOrder | TrainOrder, num_workers: int = 0, pin: bool = False
     ) -> None:
         self.order = order
+        if num_workers:  # which would each wait for the images to be decoded
+            _ = images.opened
         super().__init__(
             images,
             sampler=order,

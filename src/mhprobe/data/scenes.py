@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mhprobe.data.source import Contents
+from mhprobe.data.source import Contents, Wanted, is_wanted
 from mhprobe.errors import UserError
 
 SHAPES = ("disc", "square", "triangle", "ring")
@@ -47,21 +47,19 @@ class Scenes:
     def scan(self) -> Contents:
         counts = {"train": self.train, "test": self.test}
 
-        def scenes() -> Iterator[tuple[str, int, np.ndarray, np.ndarray]]:
+        def scenes(
+            wanted: Wanted | None = None,
+        ) -> Iterator[tuple[str, int, np.ndarray, np.ndarray]]:
             for number, (split, count) in enumerate(counts.items()):
                 for i in range(count):
-                    yield (
-                        split,
-                        i,
-                        *self._scene(
-                            np.random.default_rng([self.seed, number, i]), i % len(SHAPES)
-                        ),
-                    )
+                    if is_wanted(wanted, split, i):
+                        rng = np.random.default_rng([self.seed, number, i])
+                        yield split, i, *self._scene(rng, i % len(SHAPES))
 
         labels = {
             split: np.arange(count, dtype=np.int64) % len(SHAPES) for split, count in counts.items()
         }
-        return Contents(SHAPES, labels, (self.size, self.size), scenes, objects=True)
+        return Contents(SHAPES, labels, (self.size, self.size), scenes, objects=True, some=scenes)
 
     def _scene(
         self, rng: np.random.Generator, label: int

@@ -3,7 +3,7 @@
 A new one is a class in its own file and a conf/data yaml.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Protocol
@@ -12,6 +12,8 @@ import numpy as np
 
 from mhprobe.errors import quoted
 from mhprobe.io.readings import Reading
+
+Wanted = Mapping[str, np.ndarray]  # positions of images by split, ascending; a split may be absent
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class Contents:
     size: (height, width) of every decoded image.
     images: starts a walk over all images, in any order: (split, position in it, (height, width,
     channels) uint8).
+    some: the same of the wanted images alone, so that no other is decoded; None where it is cheap to
+    walk over all.
     objects: each has a fourth part, (height, width) uint8: what each pixel shows, 0 for background.
     readings: how the source was interpreted; a walk over the images may add to it.
     channels: of every image.
@@ -38,6 +42,26 @@ class Contents:
     readings: list[Reading] = field(default_factory=list)
     may_lack: bool = False
     channels: int = 3
+    some: Callable[[Wanted], Iterator[tuple[Any, ...]]] | None = None
+
+    def walk(self, wanted: Wanted | None = None) -> Iterator[tuple[Any, ...]]:
+        """Walk over the wanted images, as ``images`` does over all; None: all."""
+        if wanted is None:
+            yield from self.images()
+            return
+        images = self.images() if self.some is None else self.some(wanted)
+        for split, position, *parts in images:
+            if is_wanted(wanted, split, position):
+                yield split, position, *parts
+
+
+def is_wanted(wanted: Wanted | None, split: str, position: int) -> bool:
+    """Return True for an image that is wanted; None: all are."""
+    if wanted is None:
+        return True
+    positions = wanted.get(split, np.zeros(0, dtype=np.int64))
+    at = int(np.searchsorted(positions, position))
+    return at < len(positions) and int(positions[at]) == position
 
 
 class Source(Protocol):
@@ -51,6 +75,22 @@ class Source(Protocol):
 
     def scan(self) -> Contents:
         """List everything; every fault that can be seen without decoding raises UserError here."""
+
+
+class Scan:
+    """The contents of a source, listed when they are first asked for, and once."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self._contents: Contents | None = None
+
+    def __call__(self) -> Contents:
+        if self._contents is None:
+            self._contents = self.source.scan()
+        return self._contents
+
+    def __reduce__(self) -> Any:
+        return Scan, (self.source,)  # a walk cannot go to another process
 
 
 def other_classes(theirs: Sequence[str], ours: Sequence[str]) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mhprobe.data.archive import open_archive
-from mhprobe.data.source import Contents
+from mhprobe.data.source import Contents, Wanted, is_wanted
 from mhprobe.errors import UserError
 
 SECONDS = 30  # without an answer, before a download is given up
@@ -62,11 +62,13 @@ class Downloaded(ABC):
     def scan(self) -> Contents:
         parts = {split: [self._part(name) for name in names] for split, names in self.parts.items()}
 
-        def pictures() -> Iterator[tuple[Any, ...]]:
+        def pictures(wanted: Wanted | None = None) -> Iterator[tuple[Any, ...]]:
             for split, of_split in parts.items():
                 for position, (part, i) in enumerate(
                     (p, i) for p in of_split for i in range(len(p))
                 ):
+                    if not is_wanted(wanted, split, position):
+                        continue
                     try:
                         item = part[i]
                     except OSError as error:
@@ -80,7 +82,8 @@ class Downloaded(ABC):
             for s, ps in parts.items()
         }
         size = (self.stored_size, self.stored_size)
-        return Contents(tuple(parts["train"][0].classes), labels, size, pictures, self.objects)
+        names, objects = tuple(parts["train"][0].classes), self.objects
+        return Contents(names, labels, size, pictures, objects, some=pictures)
 
     @abstractmethod
     def decoded(self, item: Any) -> tuple[np.ndarray, ...]:

@@ -276,7 +276,8 @@ class Judge:
             return None
         selection, score = self.selection, self.scores.get(shown)
         weights = digest({**model.state_dict(), "gates": gates_of(model).effective()})
-        chosen = [selection.split, selection.chosen.tolist()]
+        images_of = selection.data.images_of(selection.split)
+        chosen = [selection.split, images_of, selection.chosen.tolist()]
         how = {
             "images": chosen if shown == "chosen" else [shown, selection.data.set_aside],
             "rescale": masked.rescale,

@@ -121,7 +121,7 @@ def test_a_disk_that_is_full_at_any_write_ends_a_command_in_one_line(task, train
 @pytest.mark.timeout(1800)
 def test_a_training_on_a_small_disk_ends_in_one_line_and_leaves_whole_files(trained, tmp_path):
     """What the fork above stands in for: a file system that is really full, at two sizes of it."""
-    shares = (0.3, 0.5)  # the page, a good third of it, costs a warning only
+    shares = (0.2, 0.35)  # the page, a good half of it, costs a warning only
     with contextlib.ExitStack() as mounted:
         ample = mounted.enter_context(disk(tmp_path / "ample", 100_000))
         whole = runs.answers([Command("train", overrides("train", trained, ample))], tmp_path)

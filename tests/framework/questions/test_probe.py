@@ -11,8 +11,11 @@ import pytest
 import torch
 
 import mhprobe
+import mhprobe.mask
 import mhprobe.probe
 import runs
+from data_sets import class_files, write_folder
+from mhprobe.data import images
 from mhprobe.data.batch import Batch
 from mhprobe.framework.questions.material import look
 from mhprobe.framework.run import image_data, networks, trainers
@@ -305,6 +308,37 @@ def test_a_measure_without_control_is_said_once(tmp_path, monkeypatch, caplog):
     said = [record.getMessage() for record in caplog.records if "no control" in record.getMessage()]
     names = ("confidence", "gate_importance")
     assert sorted(said) == [f"{name}: no control. no network to compare with." for name in names]
+
+
+@pytest.mark.filterwarnings("ignore::mhprobe.measures.parts.pairs.FewImages")
+@pytest.mark.parametrize(
+    ("command", "more", "decoded"),
+    [
+        ("probe", ("data.limit_test=6",), 6),
+        ("probe", ("data.limit_test=null",), 16),  # the control
+        ("mask", ("data.limit_test=6", "data.limit_val=4", "masking.steps=1"), 10),
+    ],
+)
+def test_a_command_decodes_the_images_that_it_reads(tmp_path, monkeypatch, command, more, decoded):
+    """All 60,000 images of CIFAR-10 were decoded for a probe on 300."""
+    root = write_folder(tmp_path / "set", class_files(train=40, test=8, width=16, height=16))
+    counted, decode = [], images.decode
+    monkeypatch.setattr(images, "decode", lambda *parts: counted.append(parts[3]) or decode(*parts))
+    data = (
+        "data.source._target_=mhprobe.data.images.ImageFolder",
+        "~data.source.test_fraction",
+        "~data.source.split_seed",
+        f"+data.source.root={root}",
+        "+data.source.stored_size=8",
+        "data.limit_train=null",
+        "data.limit_val=null",
+        "data.batch_size=4",
+    )
+    measures = ("measure=[entropy]",) if command == "probe" else ()
+    cfg = runs.config(command, tmp_path, *data, *measures, *more)
+    (folder := tmp_path / "run").mkdir()
+    {"probe": mhprobe.probe, "mask": mhprobe.mask}[command].run(cfg, folder)
+    assert len(counted) == decoded
 
 
 def test_a_measure_that_takes_long_once_it_has_seen_the_images_says_so(

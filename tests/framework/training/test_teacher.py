@@ -194,7 +194,7 @@ def test_answers_to_whole_images_are_the_mean_over_image_and_mirror_image(file, 
     model.teacher.prepare(data, torch.device("cpu"))
     teacher, _ = load_weights(file)
     spec = InputSpec(**input_spec(teacher))
-    pixels, index = data.splits["train"].cached.images[data.splits["train"].positions], [3, 17]
+    pixels, index = data.splits["train"].cached.images[data.splits["train"].rows], [3, 17]
     images = normalise(torch.as_tensor(pixels[index]), spec.size, spec.mean, spec.std)
     with torch.no_grad():
         expected = (teacher(images) + teacher(images.flip(-1))) / 2
@@ -332,7 +332,7 @@ def test_a_teacher_of_whole_images_blends_its_answers_as_the_images_are_blended(
     model.teacher.prepare(data, torch.device("cpu"))
     batch = data.transform(next(iter(data.train_dataloader())), train=True)
     at, spec = (
-        data.splits["train"].positions[torch.stack([batch.index, batch.other]).numpy()],
+        data.splits["train"].rows[torch.stack([batch.index, batch.other]).numpy()],
         data.input_spec,
     )
     pixels = (torch.as_tensor(data.splits["train"].cached.images[row]) for row in at)

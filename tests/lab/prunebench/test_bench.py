@@ -39,6 +39,7 @@ from models import images_for, make_loud, tiny_vit
 from pruned import logits, shown
 
 start = knn_train.KNNTrain.__init__
+IMAGES = SimpleNamespace(fingerprint="images", images_of=lambda *splits: " ".join(splits))
 FEW = ("prune.images=24", "prune.speed=false", "budgets=[0.6]")
 
 
@@ -150,7 +151,7 @@ def test_times_of_another_machine_are_not_those_of_this_one(tmp_path, monkeypatc
     model = SimpleNamespace(
         description={"backbone": {}}, backbone=torch.nn.Identity(), device=torch.device("cpu")
     )
-    material = SimpleNamespace(model=model, layout=None, data=SimpleNamespace(fingerprint="images"))
+    material = SimpleNamespace(model=model, layout=None, data=IMAGES)
     cfg = config(tmp_path, f"prune.speed={speed}")
     here = cells.Cells(cfg, material).files
     assert here == cells.Cells(cfg, material).files
@@ -164,7 +165,7 @@ def test_tuning_in_another_precision_makes_cells_of_its_own(tmp_path, epochs, mo
     model = SimpleNamespace(
         description={"backbone": {}}, backbone=torch.nn.Identity(), device=torch.device("cpu")
     )
-    material = SimpleNamespace(model=model, layout=None, data=SimpleNamespace(fingerprint="images"))
+    material = SimpleNamespace(model=model, layout=None, data=IMAGES)
     tuned = (f"prune.tune_epochs={epochs}", "optim.teacher=null")
     plain, changed = (
         cells.Cells(config(tmp_path, *tuned, *more), material).files
@@ -192,7 +193,7 @@ def test_jobs_that_start_together_share_out_the_cells_and_take_over_from_one_tha
     model = SimpleNamespace(
         description={"backbone": {}}, backbone=torch.nn.Identity(), device=torch.device("cpu")
     )
-    material = SimpleNamespace(model=model, layout=None, data=SimpleNamespace(fingerprint="images"))
+    material = SimpleNamespace(model=model, layout=None, data=IMAGES)
     cfg = config(tmp_path, "methods=[random,fisher]", "seeds=[0,1]")
     ran, theirs = [], []
 

@@ -131,7 +131,7 @@ def test_batches_cover_a_split_exactly_over_the_ranks(tmp_path, split, world_siz
             assert batch.images.dtype == torch.float32
             # evaluation: the stored image, scaled to [-1, 1], not augmented
             stored = np.asarray(data.splits[split].cached.images)[
-                data.splits[split].positions[batch.index]
+                data.splits[split].rows[batch.index]
             ]
             np.testing.assert_allclose(batch.images, stored / 127.5 - 1, atol=1e-6)
     assert sorted(index) == list(range(data.sizes[split]))
@@ -184,7 +184,7 @@ def test_lightning_gets_augmented_training_and_plain_evaluation_batches(tmp_path
                 batch = batch._replace(
                     **{name: torch.cat([part[-1:], part]) for name, part in parts.items()}
                 )
-            where = data.splits[split].positions[batch.index]
+            where = data.splits[split].rows[batch.index]
             raw = batch._replace(
                 images=torch.from_numpy(data.splits[split].cached.images[where]), targets=None
             )

@@ -215,11 +215,7 @@ def test_one_bad_file_never_costs_the_photographs_of_a_folder(tmp_path, caplog):
         data = ImageData(Photos(root, 16), batch_size=2, cache_dir=tmp_path / "cache")
         data.prepare_data()
         data.setup()
-        assert (
-            sum(len(split) for split in data._cache.splits["train"].labels[None])
-            + len(data._cache.splits["test"].labels)
-            == 11
-        )
+        assert len(data.splits["train"]) + len(data.splits["val"]) + len(data.splits["test"]) == 11
         assert "6 photographs" in data.readings["left out"].taken
 
 
@@ -273,7 +269,7 @@ def test_class_folders_of_arrays_have_any_number_of_channels(tmp_path, channels,
     data.prepare_data()
     data.setup()
     assert data.channels == channels
-    stored = data._cache.splits["test"].images[0]
+    stored = data.splits["test"].cached.images[0]
     np.testing.assert_array_equal(stored, (values["test/cat/0.png"] >> 4).transpose(2, 0, 1))
     assert data.some("test", 2).images.shape == (2, channels, 16, 16)
     assert "12 of 16 bits" in data.readings["levels"].taken

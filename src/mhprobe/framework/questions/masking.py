@@ -218,13 +218,15 @@ class Masking:
         """Return a function from masks to their scores on a split, with the fill and scale of a curve."""
         score = self._score(material, split)
         fill = self._fill(material, spec.fill)
-        beside: dict[str, Any] = (
-            {} if fill is None else {"fill": spec.fill, "fill_from": self.select_on}
-        )
+        name, data = SPLITS[split], material.data
+        # the fingerprint of the data names the pixels of its test images
+        beside: dict[str, Any] = {} if name == "test" else {"images": data.images_of(name)}
+        if fill is not None:
+            beside |= {"fill": spec.fill, "fill_from": self.select_on}
+            beside |= {"filled_by": data.images_of(SPLITS[self.select_on])}
         if type(score) is not Labels:
             beside["score"] = [score.scored.name, describe(type(score))]
-            beside |= {"bank": material.data.images_of("train")} if score.banked else {}
-        name = SPLITS[split]
+            beside |= {"bank": data.images_of("train")} if score.banked else {}
         return Evaluator(
             material.model,
             material.walk(split=name),

@@ -183,9 +183,9 @@ class Material(Subject):
 
     def key(self, question: Mapping[str, Any]) -> str:
         """Return the digest of everything that decides an answer, the device included."""
-        return cache_key(
-            **self.identity, source=our_digest(ABOVE), device=self.model.device.type, **question
-        )
+        about = {"source": our_digest(ABOVE), "device": self.model.device.type}
+        # measures may look at any split, whose pixels the name of the data need not name
+        return cache_key(**self.identity, files=self.data.files, **about, **question)
 
 
 @dataclass

@@ -46,15 +46,14 @@ def build_images(cfg: Config) -> ImageData:
 
 
 def prepare(part: dict[str, Any], where: str) -> ImageData:
-    """Return a data set of the configuration, decoded and split. where: the part's key."""
+    """Return a data set of the configuration, listed and split. where: the part's key."""
     refuse_plain(part.get("source"), f"{where}.source")
     if part.get("augment") is not None:
         refuse_plain(part["augment"], f"{where}.augment")
     with keyed(part, where):
         images: ImageData = construct(part, where)
         images.options_in = f"{where}.source."
-        images.prepare_data()
-        images.setup()
+        images.list_images()
     return images
 
 

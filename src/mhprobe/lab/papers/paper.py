@@ -66,7 +66,13 @@ def _question(paper: Paper, key: str, panel: Panel | None, material: Material) -
         tuple(figure.measure),
         tuple(figure.curves),
         control,
-        cache_key(**material.identity, source=our_digest(), seed=material.seed, figure=made_from),
+        cache_key(
+            **material.identity,
+            files=material.data.files,
+            source=our_digest(),
+            seed=material.seed,
+            figure=made_from,
+        ),
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 import filelock
 from torch import Tensor
 
+from mhprobe.data.base import SPLITS
 from mhprobe.errors import UserError, quoted, refusing
 from mhprobe.framework.questions.material import Material
 from mhprobe.framework.questions.plan import Question
@@ -120,7 +121,10 @@ class Cells:
             cast(Any, material.model),
         )
         self.whole: Any = None  # of the dense network, once for all
-        shared = facts(cfg, self.model.description, material.data.fingerprint)
+        looked_at = {SPLITS[cfg.prune.select_on], "test"}
+        looked_at |= {"train", "val"} if cfg.prune.tune_epochs else set()
+        images = f"{material.data.fingerprint} {material.data.images_of(*sorted(looked_at))}"
+        shared = facts(cfg, self.model.description, images)
         options = {
             "images",
             "select_on",

@@ -227,7 +227,6 @@ def second_set(first: ImageData, other: ImageData | None = None, severity: int =
     UserError: other classes.
     """
     other = other or first.of_source(Corrupted(first.source, severity=severity))
-    other.prepare_data()
-    other.setup()
+    other.list_images()
     other.trainer = first.trainer
     return second_to(first, other, "second data set")
