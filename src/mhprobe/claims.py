@@ -16,11 +16,12 @@ def run(cfg: "Config", folder: Path) -> None:
     from mhprobe.framework.run.construct import construct
     from mhprobe.framework.run.questions import answer
     from mhprobe.lab.claims.parts.asking import judged
-    from mhprobe.lab.claims.parts.claim import chosen
+    from mhprobe.lab.claims.parts.claim import chosen, refuse_left_out
     from mhprobe.lab.claims.parts.evidence import Counts
 
     claims, parts = chosen(cfg.claims), cfg.evidence
     assert parts is not None
+    refuse_left_out(claims, parts.measure)
     names = tuple(dict.fromkeys(name for claim in claims.values() for name in claim.measures))
     maps = {name: construct(part, f"evidence.maps.{name}") for name, part in parts.maps.items()}
     counts = Counts(parts.maps_of, parts.control_of, parts.chosen_on, parts.draws)

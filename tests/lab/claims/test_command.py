@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 import mhprobe.claims as command
 import runs
@@ -13,7 +15,7 @@ from drawn import assert_nothing_is_clipped
 from mhprobe.errors import UserError
 from mhprobe.framework.questions.material import Material
 from mhprobe.lab.claims.parts import asking
-from mhprobe.lab.claims.parts.claim import all_claims
+from mhprobe.lab.claims.parts.claim import all_claims, refuse_left_out
 from mhprobe.lab.claims.parts.estimates import Estimate, TooFewError
 from mhprobe.lab.claims.parts.evidence import Evidence
 from mhprobe.lab.claims.parts.judge import Verdict
@@ -99,6 +101,40 @@ def test_every_claim_gets_a_verdict_and_none_is_dropped(tmp_path, monkeypatch, t
     assert [float(row["effect"]) for row in rows] == pytest.approx([0.5, 0, 0]) and rows[2][
         "over"
     ] == "images"
+
+
+@pytest.mark.parametrize("names", [["entropy"], ["sinks"], ["entropy", "cka"]])
+def test_a_measure_that_is_left_out_and_needed_is_named_before_anything_is_read(tmp_path, names):
+    """It was a KeyError, after minutes."""
+    cfg = settings(tmp_path, *(f"~evidence.measure.{name}" for name in names))
+    verb = "is" if len(names) == 1 else "are"
+    with pytest.raises(
+        UserError,
+        match=rf"evidence\.measure: {', '.join(sorted(names))} {verb} left out, and \d+ claim",
+    ) as error:
+        command.run(cfg, tmp_path / "nowhere")
+    assert "\n" not in str(error.value) and not (tmp_path / "images").exists()
+    # the control: claims that do not need it are asked
+    others = [name for name, of in all_claims().items() if not {*of.measures} & {*names}]
+    refuse_left_out({name: all_claims()[name] for name in others}, cfg.evidence.measure)
+
+
+@pytest.mark.parametrize("name", ["right", "gradient_rollout"])
+@pytest.mark.parametrize("kept", [(), ("attention",)])
+def test_a_map_that_is_left_out_makes_its_claim_not_applicable(monkeypatch, name, kept):
+    parts = "mhprobe.lab.claims.parts.evidence"
+    evidence = Evidence.__new__(Evidence)
+    evidence.maps = {kind: SimpleNamespace() for kind in kept}
+    evidence.counts = SimpleNamespace(maps=4)
+    evidence.material = SimpleNamespace(kept=lambda about, find: find())
+    monkeypatch.setattr(f"{parts}._refuse_features", lambda of: None)
+    areas = torch.ones(4, len(kept), 4)
+    monkeypatch.setattr(f"{parts}.areas_of", lambda *_, **__: areas)
+    monkeypatch.setattr("mhprobe.ranks.together", lambda find: find())
+    with pytest.raises(UserError, match=r"it needs maps.*evidence\.maps leaves out"):
+        evidence.of_images(name)
+    if kept:  # the control
+        assert torch.equal(evidence.of_images(*kept), torch.ones(4))
 
 
 def test_a_second_data_set_that_is_not_there_is_named_before_anything_is_measured(

@@ -4,12 +4,13 @@ import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import mhprobe.lab.claims
 from mhprobe.errors import UserError, nearest, quoted
+from mhprobe.io.written import counted
 from mhprobe.lab.claims.parts.estimates import Estimate
 from mhprobe.lab.claims.parts.evidence import Evidence
 
@@ -119,3 +120,20 @@ def chosen(names: Sequence[str] | None) -> dict[str, Claim]:
                 f"{', '.join(all_claims())}."
             )
     return {name: claim for name, claim in all_claims().items() if name in names}
+
+
+def refuse_left_out(claims: Mapping[str, Claim], measures: Collection[str]) -> None:
+    """UserError where a claim needs a measure that is not among ``measures``, those of evidence.measure."""
+    needing = {
+        name: [of for of in claim.measures if of not in measures] for name, claim in claims.items()
+    }
+    if missing := sorted({of for left_out in needing.values() for of in left_out}):
+        without = [name for name, left_out in needing.items() if left_out]
+        first = f"{', '.join(without[:3])}{' ...' if len(without) > 3 else ''}"
+        one = len(missing) == 1
+        need = f"{counted(len(without), 'claim')} {'needs' if len(without) == 1 else 'need'}"
+        raise UserError(
+            f"evidence.measure: {', '.join(missing)} {'is' if one else 'are'} left out, and {need} "
+            f"{'it' if one else 'them'}: {first}. Keep {'it' if one else 'them'}, or name the other "
+            "claims, claims=[...]."
+        )

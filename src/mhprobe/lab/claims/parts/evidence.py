@@ -137,7 +137,10 @@ class Evidence:
             "maps": {kind: vars(of) for kind, of in self.maps.items()},
             "of": self.counts.maps,
         }
-        return self.material.kept(about, lambda: ranks.together(find))[name]
+        of_all = self.material.kept(about, lambda: ranks.together(find))
+        if name not in of_all:
+            raise UserError(f"it needs maps by {name}, which evidence.maps leaves out.")
+        return of_all[name]
 
     def run(self, name: str) -> Run:
         """Another run by its role for this network: training, pruned, scratch, wider."""
@@ -232,6 +235,8 @@ def _refuse_features(material: Material) -> None:
 
 def _areas(material: Material, maps: Kinds, images: int) -> dict[str, Tensor]:
     _refuse_features(material)
+    if not maps:
+        raise UserError("it needs maps, all of which evidence.maps leaves out.")
     areas_nK4 = areas_of(material, maps, images, random_orders=1)
     deletion = dict(zip(maps, areas_nK4[..., 0].T.contiguous(), strict=True))
     return {**deletion, "random": areas_nK4[:, 0, 2].contiguous()}
@@ -239,6 +244,8 @@ def _areas(material: Material, maps: Kinds, images: int) -> dict[str, Tensor]:
 
 def _heat(material: Material, maps: Kinds, images: int) -> dict[str, Tensor]:
     _refuse_features(material)
+    if "rollout" not in maps:
+        raise UserError("it needs maps by rollout, which evidence.maps leaves out.")
     heats = heats_of(material, maps["rollout"], material.data.sizes["test"])
     return dict(zip(("heat", "right"), heats.T.contiguous(), strict=True))
 
