@@ -37,7 +37,7 @@ from mhprobe.framework.run.construct import construct
 from mhprobe.framework.run.members import members
 from mhprobe.framework.run.sections import options
 from mhprobe.io.tensors import OUTCOMES
-from mhprobe.lab.papers.causal_gates import causal_gates
+from mhprobe.lab.papers.causal_gates import Fit, causal_gates
 from mhprobe.masking.parts.curve import CurveSpec, masking_curve
 from mhprobe.recording.measuring import measure
 from mhprobe.scoring.parts.evaluate import Evaluator
@@ -148,7 +148,7 @@ def numbers(model: nn.Module, size: int, curves: list[CurveSpec]) -> dict[str, A
         made = masking_curve(layout, spec, *evaluate)
         found["curves"][spec.name] = [plain(curve) for curve in made]
     found["spent"] = [(each.spent, each.computed) for each in evaluate]
-    found["fitted"] = causal_gates(model, test.training, steps=12, start_steps=4)
+    found["fitted"] = causal_gates(model, test.training, Fit(steps=12, start_steps=4))
     return found
 
 

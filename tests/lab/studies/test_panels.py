@@ -255,6 +255,7 @@ def told(layout, columns, about=None):
 
 SAYS = {
     "unit": "",
+    "along": {},
     "larger": "",
     "alike": "largest",
     "masks": False,
