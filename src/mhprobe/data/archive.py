@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from mhprobe.data.recognised import other_file
 from mhprobe.errors import UserError, first_line, refusing
 from mhprobe.io.code import file_digest
 
@@ -48,8 +49,10 @@ def open_archive(path: str | Path) -> "Archive":
         return Tar(path)
     if name.endswith(".zip"):
         return Zip(path)
+    form = other_file(path.name) if name else ""
     raise UserError(
         f"root: expected a folder or a .tar, .tar.gz, .tgz or .zip archive, got {path}."
+        f"{form and f' {form}'}"
     )
 
 

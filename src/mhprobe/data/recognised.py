@@ -95,6 +95,8 @@ def other_form(names: Sequence[str], hidden: Callable[[str], bool]) -> str:
     hidden: True for names that do not count.
     """
     files = [name for name in names if not hidden(name)]
+    if {"train", "test", "meta"} <= {*files}:  # the folder itself, whose name the files don't have
+        files = [f"cifar-100-python/{name}" for name in files]
     for form in _FORMS:
         if any(re.search(form.pattern, name, re.IGNORECASE) for name in files):
             return f"It holds {form.called}: {form.todo}."
@@ -111,6 +113,21 @@ def other_form(names: Sequence[str], hidden: Callable[[str], bool]) -> str:
     return _of_pictures(pictures, files)
 
 
+def other_file(name: str) -> str:
+    """Return a sentence on the form of a data set that is this one file, and what to do; "" if it is not known."""
+    for form in _FORMS:
+        if re.search(form.pattern, name, re.IGNORECASE):
+            return f"It belongs to {form.called}: {form.todo}."
+    if re.search(_TABLE, name, re.IGNORECASE):
+        return (
+            f"It is a table, which is not read: {_FOLDERS} first, as it says, links will do; or "
+            "take data=photos with the folder of images, which needs no labels."
+        )
+    if re.search(_PICTURE, name, re.IGNORECASE):
+        return "It is one image: give the folder that it lies in."
+    return ""
+
+
 def _of_pictures(pictures: Sequence[str], files: Sequence[str]) -> str:
     """The form of a data set of image files."""
     splits = sorted({part for name in pictures for part in name.split("/")[:-1] if _split(part)})
@@ -121,7 +138,9 @@ def _of_pictures(pictures: Sequence[str], files: Sequence[str]) -> str:
             f"Its classes are nested ({deep[0]}): is {over} the class, or {inner}? Put the images "
             "of each class straight into train/<class>/ and test/<class>/; links will do."
         )
-    flat = all(_below_split(name) == 0 for name in pictures)
+    folders = {name.rpartition("/")[0] for name in pictures}
+    # one folder of images beside a table is no class
+    flat = all(_below_split(name) == 0 for name in pictures) or (not splits and len(folders) == 1)
     tables = [name for name in files if re.search(_TABLE, name, re.IGNORECASE)]
     tables = [name for name in tables if not re.search(r"readme|licen[cs]e", name, re.IGNORECASE)]
     if flat and tables:

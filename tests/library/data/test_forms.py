@@ -78,6 +78,8 @@ OTHERS = {
     "parquet": ({"data/train-00000-of-00001.parquet": b""}, "parquet tables"),
     "arrow": ({"train/data-00000-of-00001.arrow": b"", "dataset_dict.json": b""}, "Hugging Face's datasets"),
     "CIFAR-100": ({"cifar-100-python/train": b"", "cifar-100-python/test": b""}, "holds CIFAR-100"),
+    "the folder of CIFAR-100": ({"train": b"", "test": b"", "meta": b"", "file.txt~": b""}, "holds CIFAR-100"),
+    "a table beside a folder": ({"images/1.png": b"", "labels.csv": b"a,b"}, r"in a table \(labels.csv\)"),
     "binary CIFAR-100": ({"train.bin": b"", "fine_label_names.txt": b""}, "holds CIFAR-100"),
     "CIFAR-10": ({"cifar-10-batches-py/data_batch_1": b""}, "python batches: give data=cifar10"),
     "binary CIFAR-10": ({"data_batch_1.bin": b""}, "binary batches: give data=cifar10"),
@@ -103,6 +105,23 @@ def test_a_data_set_of_another_form_is_called_what_it_is(tmp_path, form):
     if "data=cifar10" not in says:
         with pytest.raises(UserError, match=says):
             Cifar10(tmp_path).scan()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("labels.csv", "It is a table, which is not read"),
+        ("train.parquet", "It belongs to parquet tables"),
+        ("pathmnist.npz", "It belongs to NumPy arrays"),
+        ("cat.png", "It is one image"),
+        ("set.rar", r"got .*set\.rar\.$"),  # the control: nothing more is known
+    ],
+)
+def test_a_file_in_the_place_of_a_data_set_is_called_what_it_is(tmp_path, name, says):
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(UserError, match=says) as error:
+        ImageFolder(tmp_path / name, 8).scan()
+    assert "expected a folder or a .tar" in str(error.value) and "\n" not in str(error.value)
 
 
 def binary_batches(root, images: int = 3):
