@@ -19,7 +19,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--measures", nargs="+", default=["gate_importance", "svcca"], help="whose maps are shown"
     )
     parser.add_argument(
-        "--curves", nargs="+", default=None, help="masking curves; those of masking=six_curves"
+        "--curves", nargs="+", default=None, help="masking curves; the default ones"
     )
     parser.add_argument("--save", action="store_true", help="send both to W&B (needs a key)")
     options = parser.parse_args(arguments)
@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> None:
     from mhprobe.framework.run.sections import CONF
 
     curves = options.curves or list(
-        map(str, OmegaConf.load(CONF / "masking" / "six_curves.yaml").curves)
+        map(str, OmegaConf.load(CONF / "masking" / "three_curves.yaml").curves)
     )
     pages = views(options.project, options.group, options.measures, curves)
     if options.save:

@@ -93,7 +93,8 @@ def pieces() -> Iterator[tuple[str, tuple[str, ...]]]:
     for masking in names("masking"):
         if not part("masking", masking).curves:  # none has nothing to mask
             continue
-        yield "mask", (f"masking={masking}", "masking.steps=2")
+        joined = ["+masking/join=redundant_or_inert"] if masking == "orders" else []
+        yield "mask", (f"masking={masking}", "masking.steps=2", *joined)
     few = ("weights=weights.safetensors", "prune.images=20")
     yield (
         "prune",

@@ -104,7 +104,8 @@ def test_the_docstring_says_what_every_option_is(target):
 
 def test_what_a_yaml_leaves_out_can_be_seen_and_set_also_below_what_the_command_line_adds():
     added = "+masking.curves.mine={units: head, order: {_target_: mhprobe.masking.beam.Beam}}"
-    cfg = runs.composed("mask", "masking=orders", "masking.join.similar.svcca.variance=0.5", added)
+    join = ("+masking/join=redundant_or_inert", "masking.join.similar.svcca.variance=0.5")
+    cfg = runs.composed("mask", "masking=orders", *join, added)
     assert cfg.masking.join.similar.svcca.variance == 0.5
     pairs = in_python(get_object("mhprobe.measures.parts.pairs.Similarity"))
     assert cfg.masking.join.similar.svcca.folds == pairs["folds"]

@@ -23,7 +23,7 @@ BESIDE = r"(null|chance|uniform|random)(_.+)?|(.+_)?(null|chance|random_init|unt
 FEW = ("masking=none", "data.limit_test=40", "data.limit_val=23")
 ASKED = {  # one command of each kind, done in seconds
     "probe": (*FEW, "measure=[gate_importance,entropy,svcca]", "probe.control=random_init"),
-    "mask": ("search=fast", "masking.steps=2"),
+    "mask": ("search=fast", "masking.steps=2", "+masking/join=redundant_or_inert"),
     "prune": ("prune=order", "prune.remove=2", "prune.images=60"),
     "maps": (*FEW, "maps=[rollout]", "images=[0,1]"),
     "study": (

@@ -102,7 +102,7 @@ def test_damaged_columns_are_measured_again(tmp_path):
 
 def test_masking_curves_score_no_mask_twice(tmp_path, monkeypatch):
     scored = []
-    told = ("masking=six_curves", "masking.steps=2", "masking.join=null")
+    told = ("masking=six_curves", "masking.steps=2")
     save = MaskCache.save
 
     def saving(self, masks, *args):
@@ -125,7 +125,7 @@ def test_masking_curves_score_no_mask_twice(tmp_path, monkeypatch):
 
 
 def test_what_masked_heads_are_is_measured_once(tmp_path, monkeypatch):
-    told = ("masking=six_curves", "masking.steps=2")
+    told = ("masking=six_curves", "+masking/join=redundant_or_inert", "masking.steps=2")
     mhprobe.mask.run(config("mask", tmp_path / "other", *told), tmp_path / "whole")
     with monkeypatch.context() as dying, pytest.raises(Killed):
         killed_in(dying, RedundantOrInert, "answer")

@@ -70,7 +70,10 @@ MISTAKES = {
     (*TRAIN, "masking.curves.random.units=limb"): ("limb", "index", "layer"),
     (*TRAIN, "masking.curves.random.order.repeats=0"): ("repeats", "0"),
     (*TRAIN, "+masking.curves.random.wings=2"): ("masking.curves.random", "wings"),
-    (*TRAIN, "masking.curves.layer_max2.exclude_layers=[7]"): ("exclude_layers", "7"),
+    (*TRAIN, "masking=six_curves", "masking.curves.layer_max2.exclude_layers=[7]"): (
+        "exclude_layers",
+        "7",
+    ),
     (*TRAIN, "out=empty", "ckpt_path=last"): ("ckpt_path=last", "empty"),
     (*TRAIN, "ckpt_path=nowhere.ckpt"): ("ckpt_path", "nowhere.ckpt"),
     (*TRAIN, "ckpt_path=https://example.org/a.ckpt"): ("ckpt_path", "remote"),
@@ -80,7 +83,7 @@ MISTAKES = {
     ("maps",): ("which trained network", "weights=random"),
     (*TRAIN, "out=null"): ("out", "string", "None"),
     (*TRAIN, "masking=null"): (
-        "masking: expected one of none, orders, single_heads, six_curves, got null.",
+        "masking: expected one of none, orders, single_heads, six_curves, three_curves, got null.",
     ),
     (*TRAIN, "out="): ("out=: has no value",),
     (*TRAIN, "hydra.run.dir="): ("hydra.run.dir=: has no value",),

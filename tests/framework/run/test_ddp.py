@@ -53,6 +53,7 @@ def test_two_processes_give_the_numbers_of_one(task, trained, tmp_path):
     # of padding
     command = [*runs.TINY, f"weights={trained.folder / 'model.safetensors'}"]
     command += ["trainer.precision=32-true", "data.eval_batch_size=16"]
+    command += ["masking=six_curves", "+masking/join=redundant_or_inert"] if task == "mask" else []
     folders = []
     for name, more in (("one", ()), ("two", TWO)):
         (

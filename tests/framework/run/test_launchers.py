@@ -140,7 +140,7 @@ def test_jobs_share_a_folder_and_scores_and_the_end_knows_who_failed(engine, tra
     command = [
         *runs.TINY,
         weights,
-        "masking.join=null",
+        "masking=six_curves",
         "trainer.precision=32-true",
         f"hydra/launcher={engine}",
     ]

@@ -115,7 +115,12 @@ def test_units_by_index_say_so_where_stages_differ(tmp_path, caplog, heads, said
         "+backbone.depths=[1,1]",
     ]
     swin += ["backbone.img_size=16", "backbone.patch_size=2", "+backbone.window_size=4"]
-    swin += ["backbone.embed_dim=12", f"backbone.num_heads={heads}", "masking.steps=1"]
+    swin += [
+        "backbone.embed_dim=12",
+        f"backbone.num_heads={heads}",
+        "masking.steps=1",
+        "masking=six_curves",
+    ]
     with caplog.at_level("INFO", logger="mhprobe"):
         mhprobe.mask.run(runs.config("mask", tmp_path, *swin), tmp_path / "run")
     lines = [record for record in caplog.records if "stage by stage" in record.getMessage()]

@@ -271,9 +271,7 @@ def test_figures_are_on_disk_before_what_they_do_not_need_is_measured(
     monkeypatch.setattr(AblationDelta, "update", measured)
     wanted = "figures=[2,table_1,8,covering_map,single_heads]"
     with caplog.at_level(logging.INFO):
-        mhprobe.study.run(
-            settings("vit", "byun_kim", tmp_path, wanted, "paper.masking.join=null"), folder
-        )
+        mhprobe.study.run(settings("vit", "byun_kim", tmp_path, wanted), folder)
     assert seen == {
         "measures that mask": {"figure_2", "table_1", "covering_map"},
         "curves": {"figure_2", "table_1", "covering_map", "single_heads"},

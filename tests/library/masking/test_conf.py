@@ -75,9 +75,35 @@ def test_none_has_the_same_settings_and_no_curves():
 
 
 @pytest.mark.parametrize("name", [path.stem for path in CONF.glob("*.yaml")])
-def test_every_order_and_join_can_be_made(name):
+def test_every_order_can_be_made_and_no_curves_ask_for_more(name):
     settings = masking(name)
     for curve in settings.curves.values():
         assert callable(instantiate(curve.order, _convert_="all").paths)
-    if settings.join is not None:
-        assert isinstance(instantiate(settings.join, _convert_="all"), RedundantOrInert)
+    assert settings.join is None
+
+
+@pytest.mark.parametrize("command", ["mask", "train"])
+def test_a_run_begins_with_the_best_order_importance_and_random_and_asks_no_more(command):
+    settings = runs.checked(command, *(["weights=random"] if command == "mask" else [])).masking
+    assert list(settings.curves) == ["head_max", "importance", "random"] and settings.join is None
+
+
+def test_a_step_masks_as_many_heads_in_each_of_the_curves_that_a_run_begins_with():
+    units = {name: curve.units for name, curve in masking("three_curves").curves.items()}
+    assert units == {"head_max": "index", "importance": "index", "random": "head"}
+    assert masking(
+        "three_curves"
+    ).curves.random.order.per_layer  # one head of each layer, as an index
+
+
+@pytest.mark.parametrize("curves", ["three_curves", "single_heads", "six_curves", "orders"])
+def test_what_masked_heads_are_is_asked_beside_any_curves(curves):
+    told = (f"masking={curves}", "+masking/join=redundant_or_inert")
+    join = runs.checked("mask", "weights=random", *told).masking.join
+    made = instantiate(join, _convert_="all")
+    assert isinstance(made, RedundantOrInert) and set(made.similar) == {"svcca", "cka"}
+
+
+def test_worst_orders_are_there_on_request():
+    assert {"head_min", "layer_min"} <= set(masking("six_curves").curves)
+    assert "hurt_most" in masking("orders").curves

@@ -19,7 +19,6 @@ def test_curves_of_one_fill_are_not_anothers(trained, tmp_path):
             tmp_path,
             weights,
             "masking=six_curves",
-            "masking.join=null",
             f"masking.fill={fill}",
         )
         mhprobe.mask.run(cfg, folder)
