@@ -30,6 +30,7 @@ from mhprobe.io.tensors import digest
 from mhprobe.io.written import counted
 from mhprobe.masking.base import LABELS, Evaluate, Scored
 from mhprobe.masking.parts.cache import MaskCache, cache_key, describe
+from mhprobe.pruning.by_chance import ByChance, by_chance
 from mhprobe.pruning.given import Choice, Given
 from mhprobe.pruning.on_path import OnPath, Promise, check_unseen, promise_of, removed_after, within
 from mhprobe.recording.fills import check_fill, find_fill
@@ -113,6 +114,7 @@ class Pruned:
     kinds: frozenset[Kind] = frozenset({"head"})  # of its units
     scores: Tensor | None = None  # (A,) of the last round's path, if it had scores
     minutes: float = 0.0  # that choosing took
+    by_chance: ByChance | None = None  # what as many random units cost
 
     @property
     def optimistic(self) -> bool:
@@ -141,7 +143,7 @@ class Selection:
         self.split = SPLITS[select_on]
         # validation images that choose do not vote for themselves
         self.banked = ("train",) if self.split == "val" else ("train", "val")
-        self.chosen = self._some(self.split, look_at)
+        self.chosen = self.some(self.split, look_at)
 
     @property
     def name(self) -> str:
@@ -161,7 +163,7 @@ class Selection:
 
     def test(self, count: int | None = None) -> Iterator[Batch]:
         """Batches of all test images, or of some."""
-        some = None if count is None else self._some("test", count)
+        some = None if count is None else self.some("test", count)
         return self.data.batches("test", self.device, some)
 
     def calibration(self) -> Iterator[Batch]:
@@ -180,7 +182,8 @@ class Selection:
             refuse_unfoldable(model)
         return find_fill(model, fold, self)
 
-    def _some(self, split: str, count: int) -> Tensor:
+    def some(self, split: str, count: int) -> Tensor:
+        """Positions of so many images of a split, evenly from all classes; of all if it has no more."""
         labels = self.data.splits[split].labels
         every = np.arange(len(labels))
         chosen = every if count >= len(labels) else stratified(labels, count, self.seed)
@@ -368,12 +371,14 @@ def prune(
     chosen_by: Sequence[str] = (),
     whole: tuple[Stage, Tensor] | None = None,
     promised: bool = True,
+    draws: int = 0,
 ) -> Pruned:
     """Return a copy of ``model`` without the heads that ``source`` chooses; ``model`` itself keeps its gates.
 
     rounds: of choosing and removing, with ``OnPath``. chosen_by: images that chose heads before.
     whole: the dense network's row and right images, if known: the masked is not scored.
-    promised: False where a guarantee is of budgets, which are tested later.
+    promised: False where a guarantee is of budgets, which are tested later. draws: of as many random
+    units, to compare with.
 
     UserError for a model that cannot lose heads, RuntimeError if masked and pruned logits differ by
     more than rounding.
@@ -395,6 +400,7 @@ def prune(
     scored = judge.scores["test"].scored
     record = Pruned(model, nothing, scored=scored, chosen_by=looked_at, kinds=layout.kinds)
     score = functools.partial(_score, judge, record)
+    fills: list[Fill | None] = []
     if whole:
         record.stages.append(whole[0])
         record.right.append(whole[1])
@@ -403,6 +409,7 @@ def prune(
     for number in range(1, rounds + 1):
         start = time.perf_counter()
         fill = judge.selection.stands_in(now, removal.fold)
+        fills.append(fill)
         choice = preset
         if source.guarantee is not None and promised:
             choice, record.promise = _promised(source, preset, now, judge, fill)
@@ -431,6 +438,9 @@ def prune(
             score("tuned", number, smaller)
         attach(smaller, units=layout.kinds)
         now = smaller
+    record.by_chance = by_chance(
+        model, judge, record.gone, record.right[0], draws, record.rescaled, fills[0]
+    )
     remove_gates(now)
     return dataclasses.replace(record, model=now.eval())
 

@@ -19,7 +19,7 @@ from mhprobe.masking.by_score import ByScore
 from mhprobe.masking.fisher import Fisher
 from mhprobe.masking.parts.curve import CurveSpec, masking_curve
 from mhprobe.masking.random import Random
-from mhprobe.pruning import rounds
+from mhprobe.pruning import by_chance, rounds
 from mhprobe.pruning.given import Given
 from mhprobe.pruning.on_path import OnPath
 from mhprobe.pruning.rounds import Judge, Removal, Selection, prune
@@ -299,3 +299,51 @@ def test_heads_that_have_no_gates_are_not_counted_as_gone():
 def test_a_network_that_cannot_lose_heads_is_refused_before_it_is_scored():
     with pytest.raises(mhprobe.UserError, match="its own forward fails without a head"):
         prune(TWINS["torchvision_vit"](), None, Given([0]))  # no image is asked for
+
+
+def test_each_draw_has_as_many_units_of_every_kind():
+    layout = mhprobe.attach(network("vit"), units={"head", "neuron"}).layout
+    heads = layout.of("head").num_heads
+    gone = torch.zeros(layout.num_heads, dtype=torch.bool)
+    gone[[0, 4]], gone[heads : heads + 5] = True, True
+    masks = by_chance.drawn(gone, layout, 4, seed=1)
+    assert masks[:, :heads].sum(1).tolist() == [2] * 4
+    assert masks[:, heads:].sum(1).tolist() == [5] * 4
+    assert len({tuple(mask.tolist()) for mask in masks}) > 1
+    assert masks.equal(by_chance.drawn(gone, layout, 4, seed=1))
+    assert not masks.equal(by_chance.drawn(gone, layout, 4, seed=2))
+
+
+@pytest.mark.parametrize("most", [1000, 11], ids=["all test images", "some"])
+def test_as_many_random_heads_are_masked_in_the_whole_network_on_the_same_images(
+    model, monkeypatch, most
+):
+    monkeypatch.setattr(by_chance, "AT_MOST", most)
+    images = images_of(model)
+    source = OnPath(ByScore(measure=mhprobe.measures.GateImportance), remove=3)
+    found = prune(model, images, source, rounds=2, draws=4)
+    where = images.some("test", most)
+    shown, labels = (of["test"][where] for of in (images.data.images, images.data.labels))
+    masks = by_chance.drawn(found.gone, layout_of(model), 4, images.seed)
+    assert masks.sum(1).tolist() == [3] * 4
+
+    def right(mask):
+        with mhprobe.gates.gates_of(model).masked(mask):
+            return (logits(model, shown).argmax(1) == labels).double().mean()
+
+    whole = right(torch.zeros(6, dtype=torch.bool))
+    random = found.by_chance
+    assert random.difference == pytest.approx(
+        float(torch.stack([right(mask) - whole for mask in masks]).mean())
+    )
+    assert random.chosen == pytest.approx(float(right(found.gone) - whole))
+    assert (random.draws, random.images) == (4, min(most, SIZES["test"]))
+    metrics = of_pruned(found, layout_of(model))["pruning"].metrics
+    assert metrics["prune/random/difference"] == random.difference
+
+
+def test_nobody_draws_unasked(model):
+    found = prune(model, images_of(model), Given([0]))
+    assert found.by_chance is None
+    metrics = of_pruned(found, layout_of(model))["pruning"].metrics
+    assert not any("random" in name for name in metrics)

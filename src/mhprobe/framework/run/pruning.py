@@ -27,6 +27,7 @@ from mhprobe.io.written import counted
 from mhprobe.masking.base import LABELS, Order
 from mhprobe.masking.parts.cache import cache_key
 from mhprobe.pruning import elastic
+from mhprobe.pruning.by_chance import ByChance
 from mhprobe.pruning.given import Given
 from mhprobe.pruning.on_path import OnPath, Promise, check_images
 from mhprobe.pruning.rounds import (
@@ -130,6 +131,7 @@ class Pruning:
             rounds=settings.rounds,
             chosen_by=looked_at,
             promised=not settings.elastic,
+            draws=settings.random_draws,
         )
         results = of_pruned(pruned, material.layout)
         if pruned.promise is not None and not pruned.promise.steps:
@@ -455,6 +457,17 @@ def lines(pruned: Pruned) -> list[str]:
     ]
 
 
+def _by_chance(random: ByChance) -> dict[str, float]:
+    """Return the metrics of as many random units."""
+    numbers = {
+        "difference": random.difference,
+        "chosen_difference": random.chosen,
+        "draws": random.draws,
+        "images": random.images,
+    }
+    return {f"prune/random/{name}": number for name, number in numbers.items()}
+
+
 def _promised(promise: Promise) -> dict[str, Any]:
     """Return the promise in plain values."""
     counts = {
@@ -506,6 +519,7 @@ def of_pruned(pruned: Pruned, layout: HeadLayout) -> dict[str, Result]:
             for n in ("difference", "difference_low", "difference_high")
         },
         "prune/largest_difference": pruned.difference,
+        **({} if pruned.by_chance is None else _by_chance(pruned.by_chance)),
         f"test/{pruned.scored.metric}": last.accuracy,
         "test/loss": last.loss,
         "test/images": last.images,

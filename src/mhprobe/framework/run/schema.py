@@ -196,6 +196,7 @@ class Prune(_Section):
     torch_export: bool
     speed: bool
     speed_rounds: Annotated[int, Field(ge=1)]
+    random_draws: Annotated[int, Field(ge=0)]
 
 
 class TrainerSettings(_Section):
@@ -297,7 +298,7 @@ def _one_length_of_curves(cfg: Config) -> str | None:
 def _some_curve(cfg: Config) -> str | None:
     if cfg.masking and not cfg.masking.curves and cfg.command == "mask":
         return (
-            "masking.curves: expected a curve, got {}; take masking=six_curves or masking=orders."
+            "masking.curves: expected a curve, got {}; take masking=three_curves or masking=orders."
         )
     return None
 

@@ -501,9 +501,31 @@ def _pruned(run: Run) -> list[str]:
             f", {abs(100 * last['difference']):.1f} points {'below' if lower else 'above'} the "
             f"dense network ({low:.1f} to {high:.1f}, paired)"
         )
+    text += _random_units(run, last)
     if last.get("p", 1) is None:
         text += "; the same images chose the heads, which flatters it"
     return [f"{text}."]
+
+
+def _random_units(run: Run, last: Mapping[str, Any]) -> str:
+    """Return what as many random units cost, beside the chosen ones where these were repaired or tuned."""
+    numbers = {
+        name: run.metrics.get(f"prune/random/{name}")
+        for name in ("difference", "chosen_difference")
+    }
+    if (random := numbers["difference"]) is None:
+        return ""
+    kinds = " and ".join(f"{kind}s" for kind in KINDS if last.get(f"{kind}s") is not None)
+    many = f"as many random {kinds or 'heads'}"
+    if last["stage"] not in ("repaired", "tuned"):
+        return f"; {many} cost {_lost(random)}"
+    before = numbers["chosen_difference"]
+    return f"; before {last['stage'].replace('ed', 'ing')} they cost {_lost(before)}, {many} {_lost(random)}"
+
+
+def _lost(change: float) -> str:
+    """Return a fall of a share in points."""
+    return f"{0.0 - round(100 * change, 1):.1f}"
 
 
 def _kept(run: Run) -> list[str]:
