@@ -2,9 +2,10 @@
 
 Byun & Kim, "What does the multi-head do?", leave this question open.
 
-Phases: a curve masks a head before, at or after the drop of accuracy. The drop is the first step
-with an accuracy significantly below the unmasked model's (p_holm < 0.05); where that was not
-tested, more than a point below. Every head
+Phases: a head is masked before the drop of accuracy if the step is shown to lose less than a point
+(``Curve.little``), and at the drop or after it from the first later step that is significantly less
+accurate than the unmasked model (``Curve.drop``). Between the two it is undecided: with fewer
+images fewer heads are said to go, and not more. Every head
 is compared with the same kept heads: those on just before the drop, itself left out. Heads masked
 at the drop or later are needed. They are the control.
 
@@ -38,10 +39,10 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
-from mhprobe.masking.parts.trace import Curve, first
+from mhprobe.masking.parts.trace import Curve
 from mhprobe.stats.significance import benjamini_hochberg, beyond
 
-Phase = Literal["before", "at", "after"]
+Phase = Literal["before", "undecided", "at", "after"]
 
 
 class Similarity(NamedTuple):
@@ -178,7 +179,7 @@ def masked_heads(
     write_norm: (A,). The rest as above.
     """
     (trace,) = curve.traces
-    drop = first(curve.falls if curve.worse is None else curve.worse)
+    drop = max(curve.little, curve.drop)
     share = (write_norm / write_norm.quantile(0.5)).tolist()
     steps = {
         head: number
@@ -198,7 +199,7 @@ def masked_heads(
             split=curve.split,
             head=head,
             step=trace.step[number],
-            phase="before" if number < drop else "at" if number == drop else "after",
+            phase=_phase(number, curve.little, drop),
             likeness=likeness,
             p=min(1.0, min(p) * len(p)) if p else math.nan,
             write_norm=float(write_norm[head]),
@@ -219,8 +220,22 @@ def masked_heads(
     ]
 
 
+def _phase(number: int, little: int, drop: int) -> Phase:
+    if number < little:
+        return "before"
+    if number < drop:
+        return "undecided"
+    return "at" if number == drop else "after"
+
+
+def needed_heads(heads: Sequence[MaskedHead]) -> list[MaskedHead]:
+    """The heads that are masked at the drop of accuracy or after it."""
+    return [head for head in heads if head.phase in ("at", "after")]
+
+
 def _standings(heads: Sequence[MaskedHead], needed: bool) -> list[float]:
-    of_phase = (head.standing for head in heads if (head.phase != "before") == needed)
+    can_go = [head for head in heads if head.phase == "before"]
+    of_phase = (head.standing for head in (needed_heads(heads) if needed else can_go))
     return sorted(standing for standing in of_phase if not math.isnan(standing))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mhprobe.heads import KINDS, HeadLayout
 from mhprobe.masking.parts.trace import Curve, Totals, summary
-from mhprobe.masking.redundant_or_inert import MaskedHead, RedundantOrInert, control
+from mhprobe.masking.redundant_or_inert import MaskedHead, RedundantOrInert, control, needed_heads
 from mhprobe.report import tables, twins
 from mhprobe.report.figures import masking, runs, training
 from mhprobe.report.figures.masking import Over
@@ -301,18 +301,14 @@ def answer(
             f"less than one point of {row.of}"
         )
         masked = [head for head in heads if (head.curve, head.split) == (row.curve, row.split)]
-        if masked and all(head.phase == "before" for head in masked):
-            lines.append(f"{line}; the curve ended before {row.of} was significantly lower")
-            continue
         verdicts = [
             head.verdict.replace("neither", "neither redundant nor inert")
             for head in masked
             if head.phase == "before"
         ]
         if verdicts:
-            line += f"; {len(verdicts)} went before it was significantly lower"
             counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts)]
-            others = [head for head in masked if head.phase != "before"]
+            others = needed_heads(masked)
             p = control(masked)
             beside = (
                 f"; of {len(others)} needed heads {sum(head.alike for head in others)} resemble a "
@@ -322,5 +318,7 @@ def answer(
                 f"p = {p:.2g}"
             )
             line += f" ({', '.join(counts)}{'' if math.isnan(p) else beside})"
+        if masked and not needed_heads(masked):
+            line += f"; the curve ended before {row.of} was significantly lower"
         lines.append(line)
     return lines

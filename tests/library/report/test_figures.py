@@ -295,7 +295,7 @@ def test_maskable_draws_every_head_of_every_curve_in_its_phase():
     assert len(figure.axes) == 4
     dots = [line for line in figure.axes[0].get_lines() if line.get_marker() not in ("", "None")]
     assert sum(len(line.get_xdata()) for line in dots) == 5
-    (filled,) = [line for line in dots if line.get_label() == "masked before the drop"]
+    (filled,) = [line for line in dots if line.get_label() == "shown to go for little"]
     assert (
         len(filled.get_xdata()) == 1 and filled.get_markerfacecolor() != "none"
     )  # the other one is not redundant

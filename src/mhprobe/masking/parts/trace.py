@@ -144,6 +144,23 @@ class Curve:
         return accuracy < accuracy[0] - 0.01 - ROUNDING
 
     @property
+    def drop(self) -> int:
+        """Number of points before the first that is significantly lower: all of them where none is.
+
+        The one rule of curves, figures and tables. Where nothing was tested, on the images that
+        chose the path, the first point that is more than a point of accuracy lower.
+        """
+        return first(self.falls if self.worse is None else self.worse)
+
+    @property
+    def little(self) -> int:
+        """Number of points before the first that is not shown to lose less than a point of accuracy.
+
+        Fewer images show less. Where nothing was tested, ``drop``.
+        """
+        return self.drop if self.unshown is None else first(self.unshown)
+
+    @property
     def unshown(self) -> Tensor | None:
         """(K,) bool: not shown to lose less than a point, since the interval of the change reaches lower.
 

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mhprobe.heads import HeadLayout
 from mhprobe.io.written import counted
-from mhprobe.masking.parts.trace import Curve, first
+from mhprobe.masking.parts.trace import Curve
 from mhprobe.masking.redundant_or_inert import Likeness, MaskedHead
 from mhprobe.report.figures import captioned, style
 from mhprobe.report.figures.style import COLOURS, MARKERS, Axes, Figure
@@ -24,7 +24,12 @@ DASHES: tuple[Any, ...] = (
     (0, (1.2, 1)),
 )  # another one when the colours begin anew
 ON, OFF, GONE = "#DCE6EE", "#24425C", "#D55E00"
-PHASES = {"before": "masked before the drop", "at": "at the drop", "after": "after it"}
+PHASES = {
+    "before": "shown to go for little",
+    "at": "at the drop",
+    "after": "after it",
+    "undecided": "undecided",
+}
 
 
 @captioned(
@@ -155,7 +160,7 @@ def _curve(
         markevery=every,
     )
     if curve.worse is not None and curve.worse.any():
-        k = first(curve.worse)
+        k = curve.drop
         axes.plot(
             heads[k],
             ends[0][k],
@@ -353,7 +358,8 @@ def maskable(heads: Sequence[MaskedHead], similarity: str, inert: float) -> Figu
     lowest = 0.8 * min([*shares, inert])
     highest = 1.25 * max([*shares, 1.0])
     digits = (1, 2, 5) if highest / lowest < 100 else (1,)  # more would run into each other
-    edges = (0.68, 0.68 + 0.17 * (4 - beside) / 2, 0.42, 0.3)
+    rows = -(-(len(PHASES) + 1) // beside)  # of the legend
+    edges = (0.68, 0.68 + 0.17 * (rows - 1), 0.42, 0.3)
     with style.grid(len(curves), (1.9, 1.9), (0.42, 0.42), edges, 3.5, per_row) as (figure, places):
         for (axes, first, last), (name, of) in zip(places, curves.items(), strict=True):
             # filled where a head is redundant; what goes first is drawn last

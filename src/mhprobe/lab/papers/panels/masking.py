@@ -14,7 +14,7 @@ from torch import Tensor
 from mhprobe.framework.questions.material import Material
 from mhprobe.heads import HeadLayout
 from mhprobe.lab.papers.panels.columns import meanings
-from mhprobe.masking.parts.trace import Curve, first
+from mhprobe.masking.parts.trace import Curve
 from mhprobe.masking.parts.units import make_units
 from mhprobe.masking.random import Random
 from mhprobe.measures.gate_importance import GateImportance
@@ -81,7 +81,7 @@ def among_masked(material: Material, draws: int = 2000) -> dict[str, Result]:
 def phases(curve: Curve) -> dict[str, Tensor]:
     """(A,) bool each: heads masked before the drop of accuracy, at it, and kept after it."""
     (trace,) = curve.traces
-    drop = first(curve.falls if curve.worse is None else curve.worse)
+    drop = curve.drop
     before = trace.mask[min(drop, len(trace.mask)) - 1]
     at = trace.mask[drop] & ~before if drop < len(trace.mask) else torch.zeros_like(before)
     return {"before": before, "at": at, "kept": ~before & ~at}
