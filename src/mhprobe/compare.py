@@ -46,11 +46,11 @@ def main() -> None:
     options = parser.parse_args()
     from mhprobe.io.tensors import digest
     from mhprobe.pages.html import write_comparison
-    from mhprobe.pages.several import about, inert, lines, several
+    from mhprobe.pages.several import about, answers, inert, lines, several
     from mhprobe.report.report import Report
     from mhprobe.report.runs.facts import origin_of_script
     from mhprobe.report.runs.folder import reading
-    from mhprobe.report.runs.run import read_runs
+    from mhprobe.report.runs.run import names, read_runs
     from mhprobe.report.runs.words import unread
 
     report = Report(options.out, style=options.style)
@@ -71,7 +71,10 @@ def main() -> None:
     page = write_comparison(
         runs, options.out / "comparison.html", results.get("prunebench_ranking")
     )
-    print(*unread(runs), *lines(results), f"tables and figures: {options.out}", page, sep="\n")
+    first = answers(runs, names(runs))
+    print(
+        *unread(runs), *first, *lines(results), f"tables and figures: {options.out}", page, sep="\n"
+    )
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ UNTESTED = dict.fromkeys(("difference", "low", "high", "lost", "won", "p", "p_ho
 STEPS = "masked_networks"  # a row per run of one step, and curve
 STEP = "masking.step"  # runs that differ in it hold points of the same curve
 ACCURACY = ("accuracy", "low", "high", "images")
+ASKED = ("stages", "curves", "claims", "maps")  # tables of runs that answer more than an accuracy
 
 
 class One(NamedTuple):
@@ -150,6 +151,18 @@ def lines(results: Mapping[str, Result]) -> list[str]:
     text += words.best_methods(tables.get(RANKING, []), "networks")
     benches_alone = RANKING in tables and not groups  # none has test images of a whole run
     return text if benches_alone or len(tests) > FEW else text + [sentence(pair) for pair in tests]
+
+
+def answers(runs: Sequence[Run], called: Sequence[str]) -> list[str]:
+    """Return a sentence per run on what it was asked, if that is a pruning, curves, claims or maps.
+
+    called: names of the runs. Of many runs the first alone; of steps of curves see ``of_steps``.
+    """
+    text = []
+    for run, name in zip(runs, called, strict=True):
+        if not run.of_step and any(run.rows(kind) for kind in ASKED):
+            text.append(f"{name}: {words.result(run, atlas.heads(run), [])[0]}")
+    return text[:MANY]
 
 
 def inert(result: Result) -> Result:

@@ -5,6 +5,7 @@ A command without a row fails: whoever adds one says what a person reads first.
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,11 @@ import pytest
 import torch
 
 from mhprobe import __main__ as door
+from mhprobe.framework.run.sections import commands
+from mhprobe.pages.html import write_comparison
 from mhprobe.report.report import Report
 from mhprobe.report.runs import atlas, words
-from mhprobe.report.runs.run import read_run
+from mhprobe.report.runs.run import read_run, read_runs
 from pages.report_html.conftest import layout, make_run, row
 from results import add_measure, add_rows
 
@@ -49,12 +52,13 @@ def pruned(folder: Path) -> None:
     add_rows(report, "pruning", stages, "stages", label="accuracy")
     add_measure(report, "entropy", "per_head", {"value": torch.arange(12.0)})
     report.add_metrics({"test/accuracy": 0.87, "test/images": 300})
+    report.add_metrics({"prune/random/difference": -0.187, "prune/random/chosen_difference": -0.04})
 
 
 def judged(folder: Path) -> None:
     report = Report(folder, layout())
     rows = [
-        {"claim": name, "verdict": verdict, "untrained": "holds"}
+        {"claim": name, "says": name, "verdict": verdict, "untrained": "holds"}
         for name, verdict in (("a", "holds"), ("b", "undecided"))
     ]
     add_rows(report, "claims", rows, "claims")
@@ -92,7 +96,7 @@ ANSWERS: dict[str, tuple[Callable[[Path], None], str]] = {
     "prune": (
         pruned,
         r"With 8 of 12 heads left test accuracy is 87.0 % \(85.0 to 93.0\), 3.0 points below the "
-        r"dense network \(1.0 to 5.0, paired\)",
+        r"dense network \(1.0 to 5.0, paired\); as many random heads cost 18.7\.",
     ),
     "claims": (judged, r"1 of 2 claims hold \("),
     "prunebench": (benched, r"At 50 % of the FLOPs fisher has an accuracy of 90.0 %"),
@@ -127,6 +131,37 @@ def test_the_first_sentence_answers_what_was_asked(asked, tmp_path):
     assert re.match(first, said[0]), said[0]
     # the accuracy of the network as it is stands behind the answer, where it is another one
     assert not said[0].startswith("Test accuracy is")
+
+
+# multirun -> what its jobs' folders hold, the first sentence of the sweep's page
+SWEPT: dict[str, tuple[Callable[[Path], None], str]] = {
+    "train": (curves, rf"\S+: {HALF}"),
+    "mask": (curves, rf"\S+: {HALF}"),
+    "mask masking.step=3": (one_step, r"Step 3 of greedy, 3 heads off: test accuracy is 88.0 % \("),
+    "probe": (measured, r"\S+: test accuracy 90.0 % \("),
+    "study": (measured, r"\S+: test accuracy 90.0 % \("),
+    "studies.causal": (measured, r"\S+: test accuracy 90.0 % \("),
+    "studies.voita": (measured, r"\S+: test accuracy 90.0 % \("),
+    "prune": (pruned, r"\S+: With 8 of 12 heads left test accuracy is 87.0 % \("),
+    "claims": (judged, r"\S+: 1 of 2 claims hold \("),
+    "prunebench": (benched, r"\S+: test accuracy 90.0 % \("),
+    "maps": (mapped, r"\S+: rollout: deletion 0.20 \("),
+}
+
+
+def test_every_command_that_hydra_runs_has_a_row_of_its_multirun():
+    assert {command.split()[0] for command in SWEPT} | {"fetch"} == {*commands()}
+
+
+@pytest.mark.parametrize("asked", SWEPT)
+def test_the_first_sentence_of_a_sweep_answers_what_was_asked(asked, tmp_path):
+    make, first = SWEPT[asked]
+    for job in "01":
+        make(tmp_path / "sweep" / job)
+    runs = read_runs([tmp_path / "sweep" / job for job in "01"])
+    page = write_comparison(runs, tmp_path / "page.html").read_text()
+    said = html.unescape(re.search(r'<ul class="words">\s*<li>(.*?)</li>', page)[1])
+    assert re.match(first, said), said
 
 
 def test_the_metrics_of_a_pruning_are_of_the_pruned_network():

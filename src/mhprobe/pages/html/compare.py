@@ -16,7 +16,7 @@ from scipy.stats import rankdata
 from mhprobe.errors import UserError
 from mhprobe.io.files import write
 from mhprobe.pages.html.page import facts, render
-from mhprobe.pages.several import FEW, by_network, of_steps, pairs_of, sentence, swept
+from mhprobe.pages.several import FEW, answers, by_network, of_steps, pairs_of, sentence, swept
 from mhprobe.report.result import Result
 from mhprobe.report.runs import atlas, words
 from mhprobe.report.runs.folder import reading
@@ -72,8 +72,11 @@ def _page(runs: Sequence[Run], ranking: Result | None) -> str:
     accuracies = (
         _accuracies(runs, names, paired) if not stepped else _of_sweep(runs, stepped, paired)
     )
-    first = words.best_methods(ranked, "networks") + accuracies or [NO_ACCURACY]
+    answered = words.best_methods(ranked, "networks") + answers(runs, names)
+    accuracies = answered + accuracies or [NO_ACCURACY]
     changed, counts = _heads(names, heads, measures)
+    measured_alone = not answered and not any(map(atlas.lines, runs))  # asked for heads
+    first = [*counts, *accuracies] if measured_alone else [*accuracies, *counts]
     rows: dict[str, list[dict[str, Any]]] = {
         "methods of pruning over networks": ranked,
         "masked networks": stepped,
@@ -117,7 +120,7 @@ def _page(runs: Sequence[Run], ranking: Result | None) -> str:
         },
         ["common.js", "compare.js", "tables.js"],
         title=f"{len(runs)} runs side by side",
-        words=words.unread(runs) + first + counts + _numbers_only(runs, names, measures),
+        words=words.unread(runs) + first + _numbers_only(runs, names, measures),
         runs=list(zip(names, map(facts, runs), strict=True)),
         scored=what,
         swept=bool(stepped),
@@ -178,7 +181,10 @@ def _of_sweep(
         for share, low, high, images in whole
     ]
     units = {unit for run in runs for unit in _units(run)}
-    if len(units) > 1:
+    at_step: dict[tuple[str, int], set[float]] = {}
+    for row in stepped:
+        at_step.setdefault((row["group"], row["step"]), set()).add(row["heads_masked"])
+    if len(units) > 1 and any(len(heads) > 1 for heads in at_step.values()):
         text.append(
             f"The curves mask different units ({', '.join(sorted(units))}), so one step takes more "
             "heads in one curve than in another: compare them at equal heads."
