@@ -74,9 +74,8 @@ def test_orders_are_searched_once_and_then_read(command, tmp_path, monkeypatch):
 
     def computed(step: int, cache: str) -> int:
         """Image-forwards on validation, where orders are chosen, of all searched curves together."""
-        cfg = runs.checked(
-            "mask", *command, f"masking.step={step}", f"cache_dir={tmp_path / cache}"
-        )
+        told = ("masking=six_curves", f"masking.step={step}", f"cache_dir={tmp_path / cache}")
+        cfg = runs.checked("mask", *command, *told)
         made.clear()
         mhprobe.mask.run(cfg, tmp_path / f"{cache}_{step}_{len(list(tmp_path.iterdir()))}")
         return sum(evaluate.computed for label, evaluate in made if label.endswith("on validation"))
