@@ -164,6 +164,14 @@ def test_the_first_sentence_of_a_sweep_answers_what_was_asked(asked, tmp_path):
     assert re.match(first, said), said
 
 
+def test_random_heads_stand_beside_chosen_ones_that_were_not_repaired_either(tmp_path):
+    pruned(tmp_path / "run")
+    run = read_run(tmp_path / "run")
+    run.tables["pruning"].rows[-1][run.tables["pruning"].columns.index("stage")] = "repaired"
+    said = words.result(run, atlas.heads(run), atlas.measures(run))[0]
+    assert said.endswith("; before repairing they cost 4.0, as many random heads 18.7.")
+
+
 def test_the_metrics_of_a_pruning_are_of_the_pruned_network():
     """``compare``, W&B and sweepers read the accuracy under this name."""
     from mhprobe.framework.run.pruning import of_pruned

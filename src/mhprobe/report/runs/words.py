@@ -517,9 +517,9 @@ def _random_units(run: Run, last: Mapping[str, Any]) -> str:
         return ""
     kinds = " and ".join(f"{kind}s" for kind in KINDS if last.get(f"{kind}s") is not None)
     many = f"as many random {kinds or 'heads'}"
-    if last["stage"] not in ("repaired", "tuned"):
-        return f"; {many} cost {_lost(random)}"
     before = numbers["chosen_difference"]
+    if last["stage"] not in ("repaired", "tuned") or before is None:
+        return f"; {many} cost {_lost(random)}"
     return f"; before {last['stage'].replace('ed', 'ing')} they cost {_lost(before)}, {many} {_lost(random)}"
 
 
