@@ -47,7 +47,7 @@ KINDS = {
         ("ckpt_path=last",),
     ),
     "probe": Kind("probe", (*runs.TINY, "measure=[gate_importance,svcca,entropy]")),
-    "greedy search": Kind("mask", (*runs.TINY, "search=fast")),
+    "greedy search": Kind("mask", (*runs.TINY, "masking=six_curves", "search=fast")),
     "study": Kind(
         "studies.voita",
         ("+experiment=digits_voita", *runs.TINY[1:], "voita.heads=[3]", "voita.scratch_epochs=2"),

@@ -78,6 +78,7 @@ def test_a_command_that_is_told_to_stop_says_one_line_and_why_it_ended(stopped, 
 
 TWO = ("trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu")
 MASK = ("+experiment=digits_vit", "trainer.accelerator=cpu", "search=exact", "data.limit_test=200")
+MASK += ("masking=six_curves",)  # which takes minutes
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
