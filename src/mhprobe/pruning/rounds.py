@@ -352,13 +352,14 @@ class Removal:
     """Options of a removal, and of the work on the smaller network behind it.
 
     proj_bias: as for ``prune_heads``. fold: see ``Fold``. mend: options of ``repair``, None for
-    none. train: called behind them.
+    none. train: called behind them. draws: of as many random units, to compare with.
     """
 
     proj_bias: ProjBias = "keep"
     fold: Fold = "zero"
     mend: Mapping[str, Any] | None = None
     train: Train | None = None
+    draws: int = 0
 
 
 def prune(
@@ -371,14 +372,12 @@ def prune(
     chosen_by: Sequence[str] = (),
     whole: tuple[Stage, Tensor] | None = None,
     promised: bool = True,
-    draws: int = 0,
 ) -> Pruned:
     """Return a copy of ``model`` without the heads that ``source`` chooses; ``model`` itself keeps its gates.
 
     rounds: of choosing and removing, with ``OnPath``. chosen_by: images that chose heads before.
     whole: the dense network's row and right images, if known: the masked is not scored.
-    promised: False where a guarantee is of budgets, which are tested later. draws: of as many random
-    units, to compare with.
+    promised: False where a guarantee is of budgets, which are tested later.
 
     UserError for a model that cannot lose heads, RuntimeError if masked and pruned logits differ by
     more than rounding.
@@ -439,7 +438,13 @@ def prune(
         attach(smaller, units=layout.kinds)
         now = smaller
     record.by_chance = by_chance(
-        model, judge, record.gone, record.right[0], draws, record.rescaled, fills[0]
+        model,
+        judge,
+        record.gone,
+        record.right[0],
+        draws=removal.draws,
+        rescale=record.rescaled,
+        fill=fills[0],
     )
     remove_gates(now)
     return dataclasses.replace(record, model=now.eval())

@@ -319,9 +319,10 @@ def test_as_many_random_heads_are_masked_in_the_whole_network_on_the_same_images
     model, monkeypatch, most
 ):
     monkeypatch.setattr(by_chance, "AT_MOST", most)
-    images = images_of(model)
+    judge = judge_of(model)
+    images = judge.selection
     source = OnPath(ByScore(measure=mhprobe.measures.GateImportance), remove=3)
-    found = prune(model, images, source, rounds=2, draws=4)
+    found = prune(model, judge, source, Removal(draws=4), rounds=2)
     where = images.some("test", most)
     shown, labels = (of["test"][where] for of in (images.data.images, images.data.labels))
     masks = by_chance.drawn(found.gone, layout_of(model), 4, images.seed)
@@ -343,7 +344,7 @@ def test_as_many_random_heads_are_masked_in_the_whole_network_on_the_same_images
 
 
 def test_nobody_draws_unasked(model):
-    found = prune(model, images_of(model), Given([0]))
+    found = prune(model, judge_of(model), Given([0]))
     assert found.by_chance is None
     metrics = of_pruned(found, layout_of(model))["pruning"].metrics
     assert not any("random" in name for name in metrics)

@@ -122,6 +122,7 @@ class Pruning:
             fold=settings.fold,
             mend=repair(settings),
             train=retraining(cfg, settings, dense, description, material.data, report),
+            draws=settings.random_draws,
         )
         pruned = prune(
             dense,
@@ -131,7 +132,6 @@ class Pruning:
             rounds=settings.rounds,
             chosen_by=looked_at,
             promised=not settings.elastic,
-            draws=settings.random_draws,
         )
         results = of_pruned(pruned, material.layout)
         if pruned.promise is not None and not pruned.promise.steps:
