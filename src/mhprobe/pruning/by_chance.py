@@ -1,4 +1,4 @@
-"""What as many random heads cost: the control of a pruning.
+"""Cost of as many random heads: the control of a pruning.
 
 Random heads, and neurons where these go too, are switched off in the whole network, as many of each
 kind as were removed. Nothing is repaired or tuned, so this stands beside the masked network.
