@@ -14,7 +14,7 @@ from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.pages.html import write_comparison
 from mhprobe.pages.html.compare import difference
 from mhprobe.report import __main__ as command
-from mhprobe.report.measured import of_measure
+from mhprobe.report.measured import Figures, of_measure
 from mhprobe.report.report import Report, Result
 from mhprobe.report.runs.run import read_runs
 from mhprobe.report.tables import Table
@@ -109,7 +109,8 @@ def run_of_heads(folder: Path, values: Tensor, weights: str = "null") -> Path:
         "high": values + 0.1962,
         "images": torch.tensor(1000),
     }
-    Report(folder, heads).add(of_measure("entropy", measure("per_head"), heads, columns, drawn={}))
+    described = measure("per_head", layout=heads)
+    Report(folder, heads).add(of_measure("entropy", described, columns, figures=Figures(kinds={})))
     (folder / "config").mkdir()
     (folder / "config" / "config.yaml").write_text(f"weights: {weights}\n")
     return folder
