@@ -37,7 +37,7 @@ NOTHING = {  # (command, what the configuration is made of) -> options that do n
     ("prune", (*ORDERED, "prune/order=magnitude", "prune.repair.per=weights")): (
         "prune.precision=bf16-mixed",
     ),
-    ("prunebench", BENCH): ("optim.lr=2e-3", "trainer.max_epochs=3"),
+    ("prunebench", BENCH): ("optim.lr=2e-3", "trainer.max_epochs=3", "prune.random_draws=2"),
     ("prunebench", (*BENCH, "prune.speed=false")): ("prune.onnx=true", "prune.speed_rounds=3"),
     ("probe", ("weights=random",)): (
         *("trainer.max_epochs=3", "data.batch_size=32", "data.augment.flip=true", "gates.lr=7.0"),
@@ -89,6 +89,7 @@ HARMLESS = {  # options of the table's sections that no need is said of, and why
     "prune.onnx": "switches a file on",
     "prune.torch_export": "switches a file on",
     "prune.speed": "switches timing on",
+    "prune.random_draws": "switches the control on",
     "prune.guarantee.points": "switches the guarantee on",
     "gates.units": "which units have gates",
     "gates.mask": "switches heads off",

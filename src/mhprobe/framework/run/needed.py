@@ -168,6 +168,12 @@ NEEDS = (  # the first that is not met answers
         ("prune.speed",),
     ),
     Need(
+        ("prune.random_draws",),
+        lambda cfg: cfg.command != "prunebench",
+        "a bench compares with its own method random; leave it out",
+        (),
+    ),
+    Need(
         ("prune.onnx",),
         lambda cfg: cfg.command != "prunebench" or cfg.prune is None or cfg.prune.speed,
         "speed is not measured; leave it out, or measure it with prune.speed=true",
