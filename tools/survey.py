@@ -12,7 +12,20 @@ import timm
 import torch
 
 from mhprobe.backbones import family_of, layout_of
+from mhprobe.backbones.huggingface import REFUSED
 from mhprobe.errors import HeadsMixed, UserError
+
+TOWERS = (
+    "Towers of transformers, as vision-language models hold them:",
+    "",
+    "| class in transformers | can be gated, measured, masked |",
+    "|---|---|",
+    "| CLIPVisionModel, SiglipVisionModel, Dinov2Model, Dinov2WithRegistersModel, DINOv3ViTModel | "
+    "yes, with SDPA or eager attention |",
+    "| LlavaForConditionalGeneration, and others that hold one such tower | the tower's heads; give "
+    "images to the tower (`model.model.vision_tower`) |",
+    "| TimmWrapperModel | as the timm model inside, whose attention stays fused |",
+)
 
 
 @dataclass
@@ -107,6 +120,9 @@ def page(results: dict[str, Architecture]) -> str:
             "| names that are refused | why |",
             "|---|---|",
             *(f"| {', '.join(names)} | {reason} |" for reason, names in reasons.items()),
+            "",
+            *TOWERS,
+            *(f"| {name} | refused: {reason} |" for name, reason in REFUSED.items()),
         ]
     )
 

@@ -52,6 +52,14 @@ class Weights(ABC):
     def of(self, parts: Sequence[Tensor]) -> "Weights":
         """Return weights of other rows of the same site, from their ``parts``."""
 
+    def broken(self) -> str:
+        """Return a sentence on what makes weights NaN; "" if it is not known."""
+        return ""
+
+    def wide(self, dtype: torch.dtype) -> "Weights":
+        """Return the same weights, to be read often in ``dtype``."""
+        return self
+
     def alone(self) -> "Weights":
         """Return the weights of the first row, on the CPU: what ``of`` needs."""
         return self.of([part[:1].cpu().clone() for part in self.parts()])
@@ -169,10 +177,32 @@ class Paired(Weights):
     def kept(self, values: bool = False) -> "Paired":
         """Return weights that hold copies of queries and keys alone, to be read behind the pass.
 
-        values: True for copies of values, too.
+        values: True for values, too; then nothing is copied, for a graph holds all three anyway.
         """
-        one = self.of([part.contiguous() for part in self.parts()])
-        one.value = self.value.contiguous() if values and self.value is not None else None
+        if values:
+            one = self.of(self.parts())
+            one.value = self.value
+            return one
+        return self.of([part.contiguous() for part in self.parts()])
+
+    def broken(self) -> str:
+        for what, part in (("queries", self.query), ("keys", self.key)):
+            if not part.isfinite().all():
+                half = ", float16's largest number is 65,504" * (part.dtype == torch.float16)
+                return f"Its {what} are NaN or infinite before the softmax{half}."
+        if self.mask is not None:
+            mask = self.mask[:1] if self.shared else self.mask
+            seen = mask if mask.dtype == torch.bool else mask != -torch.inf
+            alone = (~seen.any(-1)).flatten(0, 1).any(0).nonzero()
+            if len(alone):
+                return f"Its mask leaves query {int(alone[0])} without keys: let it see itself."
+        return ""
+
+    def wide(self, dtype: torch.dtype) -> "Paired":
+        one = copy.copy(self)
+        one.query, one.key = _wide(self.query, dtype), _wide(self.key, dtype)
+        if self.slope is not None and self.value is not None:
+            one.slope, one.value = _wide(self.slope, dtype), _wide(self.value, dtype)
         return one
 
     def sloped(self, slope: Tensor | None) -> "Paired":

@@ -33,9 +33,9 @@ class AttentionDistance(MeanOfAttention):
 
     def look(self, piece: Piece, batch: HeadBatch) -> None:
         places, span = piece.places, piece.span
-        raw_bWHQ = (piece.attn * places.distance[:, None]).sum(-1)
-        mass_bWHQ = (piece.attn * places.patch_pairs[:, None]).sum(-1)
-        renormalised_bWHQ = raw_bWHQ / mass_bWHQ.clamp(min=torch.finfo(torch.float64).tiny)
+        raw_bWHQ = torch.einsum("bwhqk,wqk->bwhq", piece.attn, places.distance)
+        tiny = torch.finfo(torch.float64).tiny
+        renormalised_bWHQ = raw_bWHQ / piece.on_patches.clamp(min=tiny)
         asking_WQ = places.query_patch
         self.raw_total[span] += piece.of_images(raw_bWHQ, asking_WQ).sum(0)
         self.add_images_of(

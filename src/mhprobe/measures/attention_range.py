@@ -17,6 +17,7 @@ from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import counts
 from mhprobe.measures.parts.jackknife import FOLDS, fold_of, jackknife
 from mhprobe.measures.parts.places import (
+    Best,
     OfAttention,
     Piece,
     Places,
@@ -66,19 +67,24 @@ class AttentionRange(OfAttention):
     def look(self, piece: Piece, batch: HeadBatch) -> None:
         rings, span = _rings(piece.site, piece.attn.device), piece.span
         fold_b = batch.derive(fold_of)[piece.counted]
-        share_bWHQK, row_bWHQK = piece.favourites, piece.patch_rows
-        image, window, head, query, key = share_bWHQK.nonzero(as_tuple=True)
-        share_N = share_bWHQK[image, window, head, query, key]
-        row_NK = row_bWHQK[image, window, head, query] * share_N[:, None]
+        best = piece.favourites
         mass_FHR = self.mass.new_zeros(len(self.mass), piece.site.num_heads, rings.count)
-        start_N = (fold_b[image] * piece.site.num_heads + head) * rings.count
-        ring_NK = rings.between(piece.places, window, key)
-        mass_FHR.view(-1).index_add_(0, (start_N[:, None] + ring_NK).flatten(), row_NK.flatten())
+        start_N = fold_b[best.image] * piece.site.num_heads + best.head
+        on_N = piece.on_patches.flatten()[best.row(piece.attn.shape)]
+        share_N = best.share / on_N.clamp(min=torch.finfo(on_N.dtype).tiny)
+        most = max(1, piece.attn.numel() // piece.attn.shape[-1])
+        for some in torch.arange(len(share_N), device=share_N.device).split(most):
+            row_nK, ring_nK = _around(piece, best.where(some), rings)
+            mass_nR = row_nK.new_zeros(len(some), rings.count)
+            mass_nR.scatter_add_(1, ring_nK, row_nK).mul_(share_N[some, None])
+            mass_FHR.flatten(0, 1).index_add_(0, start_N[some], mass_nR)
         self.mass[:, span, : rings.count] += mass_FHR
         windows, keys = piece.places.token.shape
         seen_HWK = self.mass.new_zeros(piece.site.num_heads, windows * keys)
-        seen_HWK.view(-1).index_add_(0, (head * windows + window) * keys + key, share_N)
-        self.uniform_mass[span, : rings.count] += seen_HWK @ rings.even_WKR.flatten(0, 1)
+        at_N = (best.head * windows + best.window) * keys + best.key
+        seen_HWK.view(-1).index_add_(0, at_N, best.share)
+        if (whole := self.whole(piece, seen_HWK)) is not None:
+            self.uniform_mass[span, : rings.count] += whole[0] @ rings.even_WKR.flatten(0, 1)
 
     def finish(self) -> dict[str, Tensor]:
         queries = self.patch_queries[:, None]
@@ -113,6 +119,23 @@ class AttentionRange(OfAttention):
             "mass": mass,
             "uniform_mass": even,
         }
+
+
+def _around(piece: Piece, best: Best, rings: "Rings") -> tuple[Tensor, Tensor]:
+    """(N, K) attention of rows to the patches that they may attend to, and ring of each around the row's best key.
+
+    Of a grid without windows they are its patches alone; of others what is no patch has weight 0.
+    """
+    places, start = piece.places, piece.places.start
+    row_nK = piece.attn.flatten(0, 3)
+    row_n = best.row(piece.attn.shape)
+    if not torch.equal(row_n, torch.arange(len(row_nK), device=row_n.device)):
+        row_nK = row_nK[row_n]
+    if start is not None and piece.site.windows is None:
+        return row_nK[:, start:], rings.of_grid(best.key - start)
+    keys_nK = places.patch_pairs[best.window, best.query]
+    ring_nK = rings.between(places, best.window, best.key)
+    return row_nK * keys_nK, ring_nK
 
 
 def radius(distances: Tensor, mass: Tensor, share: float) -> Tensor:
@@ -156,6 +179,17 @@ class Rings:
         """(N, K) index in ``distances`` of each place of a window, from one of its places."""
         step_NK2 = (places.cell[window_N] - places.cell[window_N, key_N][:, None]).abs()
         return self._ring_hw[step_NK2[..., 0], step_NK2[..., 1]]
+
+    def of_grid(self, patch_N: Tensor) -> Tensor:
+        """(N, T) index in ``distances`` of each patch of the grid, from one of them."""
+        height, width = self._ring_hw.shape
+        # distances from a patch are a window of the distances from the middle of a grid twice as large
+        down, across = (
+            torch.arange(1 - n, n, device=patch_N.device).abs() for n in (height, width)
+        )
+        around = self._ring_hw[down[:, None], across].unfold(0, height, 1).unfold(1, width, 1)
+        row_N, column_N = patch_N // width, patch_N % width
+        return around[height - 1 - row_N, width - 1 - column_N].flatten(1)
 
     @functools.cached_property
     def even_WKR(self) -> Tensor:

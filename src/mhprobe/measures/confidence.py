@@ -6,6 +6,7 @@ that looks at the class token alone is not confident. A neuron's confidence is i
 of tokens that it fires on.
 """
 
+import torch
 from torch import Tensor
 
 from mhprobe.heads import KINDS, HeadBatch
@@ -47,11 +48,8 @@ class Confidence(MeanOfAttention):
 
     def look(self, piece: Piece, batch: HeadBatch) -> None:
         places, span = piece.places, piece.span
-        patch_keys = places.pairs & places.patch[:, None]
-        patch_bWHQ = (piece.attn * patch_keys[:, None]).amax(
-            -1
-        )  # a product: NaN is not masked away
-        all_bWHQ = (piece.attn * places.pairs[:, None]).amax(-1)
+        patch_bWHQ = piece.best.top.clamp(min=0)  # of a row without keys
+        all_bWHQ = _largest(piece, patch_bWHQ)
         asking_WQ = places.query_patch
         self.even[span] += len(patch_bWHQ) * (1 / places.pairs.sum(-1).double())[asking_WQ].sum()
         self.prefix_total[span] += piece.of_images(all_bWHQ, asking_WQ).sum(0)
@@ -71,3 +69,12 @@ class Confidence(MeanOfAttention):
             for n, values in of_heads.items()
         }
         return {**self.over_images(), **means}
+
+
+def _largest(piece: Piece, patch_bWHQ: Tensor) -> Tensor:
+    """(b, W, H, Q) largest weight on all keys, from that on patches. NaN stays."""
+    start = piece.places.start
+    if start is None:
+        # a product: NaN is not masked away
+        return (piece.attn * piece.places.pairs[:, None]).amax(-1)
+    return torch.maximum(patch_bWHQ, piece.attn[..., :start].amax(-1)) if start else patch_bWHQ

@@ -5,7 +5,6 @@ all keys that a query may attend to, prefix tokens included, padding not; Swin's
 renormalised over their shift region.
 """
 
-import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadBatch
@@ -49,7 +48,7 @@ class Entropy(MeanOfAttention):
 
     def look(self, piece: Piece, batch: HeadBatch) -> None:
         places, span = piece.places, piece.span
-        entropy_bWHQ = torch.special.entr(piece.rows).sum(-1)
+        entropy_bWHQ = -piece.x_ln_x
         top_WQ = places.pairs.sum(-1).clamp(min=1).double().log()
         choice_WQ = top_WQ > 0
         real_WQ, images = places.query_token >= 0, len(entropy_bWHQ)

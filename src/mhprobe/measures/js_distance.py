@@ -30,24 +30,27 @@ from mhprobe.heads import HeadBatch, HeadLayout, HeadSite, Shown, Weights
 from mhprobe.measures.base import Meaning
 from mhprobe.measures.parts.embedding import cluster, embed, layer_ratio
 from mhprobe.measures.parts.hashing import Pool, image_numbers, numbers_in
-from mhprobe.measures.parts.image_sums import MeanOverImages
 from mhprobe.measures.parts.pairs import Pairs, flat_heads, groups, refuse_unlike
 from mhprobe.measures.parts.places import (
     Attention,
+    MeanOfAttention,
+    Piece,
     attention_of,
     chunks,
     even_over,
     places_alone,
     places_in,
     places_of,
+    products,
     queries_of,
     shares,
+    sum_x_ln_x,
     words_of,
 )
 from mhprobe.stats.intervals import SHARE, SIZE
 
 
-class JSDistance(MeanOverImages):
+class JSDistance(MeanOfAttention):
     """Mean Jensen-Shannon divergence between the attention of two heads, an embedding and clusters of heads.
 
     pairs: compare the heads of one "layer", of one "stage", or "all", which needs the same tokens
@@ -116,24 +119,45 @@ class JSDistance(MeanOverImages):
             sites = [layout.sites[s] for s in group]
             facts = [f"grid {site.grid}, {site.prefix_tokens} tokens before it" for site in sites]
             refuse_unlike(self.name, pairs, sites, facts)
+        texts = any(site.line for site in layout.sites)
+        self.of_sites = not texts and all(len(group) == 1 for group in self.groups)
         self.null_images = (
             0 if clark else null_images
         )  # a sum over images has no null that is a mean
         self.pool = Pool(self.null_images)
         self.forms: list[Weights] = []  # of the attention that the pool holds the parts of
 
-    def add(self, batch: HeadBatch) -> None:
+    def look(self, piece: Piece, batch: HeadBatch) -> None:
+        heads = flat_heads(self.layout, (piece.number,)).to(self.device)
+        js_bHH, queries_b = self._of_piece(piece)
+        if (whole := self.whole(piece, js_bHH, queries_b)) is not None:
+            self._add_heads(heads, *whole)
+
+    def _of_piece(self, piece: Piece) -> tuple[Tensor, Tensor]:
+        """``_divergences`` of the queries of a piece."""
+        rows = piece.rows
+        if self.clark:
+            rows = _smoothed(rows, piece.places.pairs)
+        sums_bWHQ = rows.sum(-1)
+        queries_b = (sums_bWHQ.sum(2) > 0).sum((1, 2)).double()
+        own_bH = (sum_x_ln_x(rows) if self.clark else piece.x_ln_x).sum((1, 3))
+        return self._scaled(_of_site(rows, own_bH, sums_bWHQ.sum((1, 3)))), queries_b
+
+    def _add_heads(self, heads: Tensor, js_bGG: Tensor, queries_b: Tensor) -> None:
+        weight_b = torch.ones_like(queries_b) if self.clark else queries_b
+        self.add_images((heads[:, None], heads), js_bGG, weight_b[:, None, None])
+
+    def finish_batch(self, batch: HeadBatch) -> None:
         recorded = [
             attention_of(self.name, self.layout, batch, s, texts=True)
             for s in range(len(self.layout.sites))
         ]
-        for sites in self.groups:
+        for sites in () if self.of_sites else self.groups:
             attn = [recorded[s] for s in sites]
             for images in chunks(batch.valid, attn):
                 js_bGG, queries_b = self._divergences(sites, [a.of(images) for a in attn])
                 heads = flat_heads(self.layout, sites).to(self.device)
-                weight_b = torch.ones_like(queries_b) if self.clark else queries_b
-                self.add_images((heads[:, None], heads), js_bGG, weight_b[:, None, None])
+                self._add_heads(heads, js_bGG, queries_b)
         if self.null_images:
             self._keep(batch, recorded)
 
@@ -275,7 +299,10 @@ class JSDistance(MeanOverImages):
             for queries in split or (None,)
         ]
         js_bGG, queries_b = (torch.stack(part).sum(0) for part in zip(*parts, strict=True))
-        return js_bGG.clamp_(min=0) / (1 if self.clark else math.log(2)), queries_b
+        return self._scaled(js_bGG), queries_b
+
+    def _scaled(self, js_bGG: Tensor) -> Tensor:
+        return js_bGG.clamp_(min=0) / (1 if self.clark else math.log(2))
 
     def _of_queries(
         self,
@@ -310,7 +337,7 @@ class JSDistance(MeanOverImages):
         places = places_in(site, attn)
         pairs = places.pairs if queries is None else places.of(queries).pairs
         row_bWHQK = shares(attn.transpose(0, 1) if site.line else attn, pairs)
-        return 0.999 * row_bWHQK + 0.001 * even_over(pairs)[:, None] if self.clark else row_bWHQK
+        return _smoothed(row_bWHQK, pairs) if self.clark else row_bWHQK
 
     def _fill(self, js_bHH: Tensor, a: int, row_a: Tensor, b: int, row_b: Tensor) -> None:
         """The divergences between the heads of two sites; of one site with itself, above the diagonal."""
@@ -319,6 +346,9 @@ class JSDistance(MeanOverImages):
         site, other = (self.layout.sites[number] for number in (a, b))
         if places_alone(site) != places_alone(other) and not site.line:
             row_b = _rearranged(row_b, other, site)
+        if row_a is row_b and not text:
+            js_bHH += _of_site(row_a, _x_ln_x(row_a, text), mass_a)
+            return
         own_a, own_b = _x_ln_x(row_a, text), _x_ln_x(row_b, text)
         for h in range(own_a.shape[1]):
             others = slice(h + 1 if a == b else 0, None)
@@ -329,6 +359,28 @@ class JSDistance(MeanOverImages):
             js_bHH[:, h, others] = (
                 own_a[:, h, None] + own_b[:, others] - both_bH + math.log(2) * mass_bH
             ) / 2
+
+
+def _smoothed(rows: Tensor, pairs: Tensor) -> Tensor:
+    """(b, W, H, Q, K) rows with 0.1 % of even attention."""
+    return 0.999 * rows + 0.001 * even_over(pairs)[:, None]
+
+
+def _of_site(rows: Tensor, own_bH: Tensor, mass_bH: Tensor) -> Tensor:
+    """(b, H, H) sum over queries of the divergences of the heads of one site, above the diagonal, in nats.
+
+    own_bH, mass_bH: sums of x ln x, and of x, of each head.
+    """
+    images, _, heads = rows.shape[:3]
+    js_bHH = rows.new_zeros(images, heads, heads)
+    above = rows + 1e-300  # 0 ln 0 is 0, and this changes no other x
+    for h in range(heads - 1):
+        both = above[:, :, h : h + 1] + rows[:, :, h + 1 :]
+        both_bH = products(both.log().flatten(3), both.flatten(3)).sum(1)
+        mass_bh = mass_bH[:, h, None] + mass_bH[:, h + 1 :]
+        own_bh = own_bH[:, h, None] + own_bH[:, h + 1 :]
+        js_bHH[:, h, h + 1 :] = (own_bh - both_bH + math.log(2) * mass_bh) / 2
+    return js_bHH
 
 
 def _in_order(attn: Tensor, order_bT: Tensor) -> Tensor:
@@ -343,8 +395,8 @@ def _of_common_queries(attn: list[Tensor], other: list[Tensor]) -> list[Tensor]:
 
 
 def _x_ln_x(rows: Tensor, text: bool) -> Tensor:
-    """(b, H) sum of x ln x over the entries of each head; 0 ln 0 is 0, and 1e-300 changes no other x."""
-    return _of_image((rows + 1e-300).log_().mul_(rows), text)
+    """(b, H) sum of x ln x over the entries of each head."""
+    return sum_x_ln_x(rows).sum((0, 3) if text else (1, 3))
 
 
 def _of_image(rows: Tensor, text: bool) -> Tensor:

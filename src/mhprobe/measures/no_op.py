@@ -14,8 +14,8 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures.base import mean_of, sums
-from mhprobe.measures.parts.kinds import KINDS, OfKinds, kinds_of, weight_on
-from mhprobe.measures.parts.places import Piece, even_over, of_pairs, over_queries
+from mhprobe.measures.parts.kinds import KINDS, OfKinds, Seen, even_of, kinds_in, pairs_of, rows_of
+from mhprobe.measures.parts.places import Piece
 from mhprobe.stats.intervals import SIZE
 
 COLUMNS = ("special", "other", *KINDS)
@@ -72,26 +72,24 @@ class NoOp(OfKinds):
         places, span = piece.places, piece.span
         if batch.rows is None:
             batch.need("attn_grad", self.name)
-        slope_bWHQK = piece.slopes.abs()
-        whole_1WHQK = slope_bWHQK.sum(0, keepdim=True)
-        kinds = kinds_of(piece, batch, self.threshold)
-        special_bWQK = torch.stack(
-            [kinds[kind].expand_as(kinds["high_norm"]) for kind in self.special]
-        ).any(0)
-        groups = [special_bWQK, places.pairs & ~special_bWQK, *(kinds[kind] for kind in KINDS)]
-        queries = places.query_token >= 0
-        for column, keys_bWQK in enumerate(groups):
-            self.size[span, column] += over_queries(
-                weight_on(slope_bWHQK, whole_1WHQK, keys_bWQK), queries
-            )
-            self.pairs[span, column] += keys_bWQK.sum() * len(slope_bWHQK) / len(keys_bWQK)
-        of_image = [
-            (of_pairs(slope_bWHQK, keys), keys.sum((1, 2, 3))[:, None]) for keys in groups[:2]
-        ]
-        self.add_images_of(piece, *of_image[0], *of_image[1])
-        row_bWHQK = piece.rows
-        self.mass[span] += over_queries((row_bWHQK * special_bWQK[:, :, None]).sum(-1), queries)
-        self.even[span] += (even_over(places.pairs) * special_bWQK).sum()
+        kinds = kinds_in(piece, batch, self.threshold)
+        numbers = []
+        for total, seen in (
+            (self.size, Seen(piece.slopes.abs(), places)),
+            (self.pairs, pairs_of(piece)),
+        ):
+            special_bH = kinds.on_any(seen, self.special)
+            other_bH = seen.columns.sum((1, 3)) - special_bH
+            of_kinds_bHk = kinds.on(seen)
+            groups_bHk = torch.stack([special_bH, other_bH], -1).expand(len(of_kinds_bHk), -1, 2)
+            groups_bHk = torch.cat([groups_bHk, of_kinds_bHk], -1)
+            total[span] += groups_bHk.sum(0)
+            numbers.append(groups_bHk[..., :2])
+        (special_bH, other_bH), (specials_bH, others_bH) = (part.unbind(-1) for part in numbers)
+        self.add_images_of(piece, special_bH, specials_bH, other_bH, others_bH)
+        self.mass[span] += kinds.on_any(rows_of(piece), self.special).sum(0)
+        even_bH = kinds.on_any(even_of(piece), self.special)
+        self.even[span] += even_bH.expand(len(piece.attn), -1).sum(0)
 
     def finish(self) -> dict[str, Tensor]:
         queries = self.per_site(lambda site, places: (places.token >= 0).sum())

@@ -11,18 +11,28 @@ Shapes: R relations, O offsets. Sums have the half of the images in front.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadBatch, HeadLayout
+from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Meaning, counts, mean_of, sums
 from mhprobe.measures.parts.jackknife import fold_of
-from mhprobe.measures.parts.places import OfAttention, Piece, of_largest, of_pairs, reach_of
+from mhprobe.measures.parts.places import (
+    OfAttention,
+    Piece,
+    of_largest,
+    of_pairs,
+    places_alone,
+    places_of,
+    reach_of,
+)
 from mhprobe.stats.intervals import SHARE, interval, of_mean
 from mhprobe.stats.significance import standard_error
+
+IMAGES = 8  # at a time
 
 # what the query shows, what the key shows (0: ground; other numbers: objects) -> whether the
 # relation holds
@@ -118,55 +128,66 @@ class ObjectAttention(OfAttention):
 
     def finish_batch(self, batch: HeadBatch) -> None:
         self.dealt += torch.bincount(fold_of(batch, 2), minlength=2)
+        for number, site in enumerate(self.layout.sites):
+            possible = batch.derive(_possible, places_alone(site))
+            self.even[number] += possible.even
+            offsets: Tensor = getattr(self, f"offsets_{number}")
+            offsets += possible.offsets
 
     def look(self, piece: Piece, batch: HeadBatch) -> None:
         site, span, number, places = piece.site, piece.span, piece.number, piece.places
         shown_BT = batch.derive(_patches, site.token_grid, site.pixels)[piece.counted]
         half_B = fold_of(batch, 2)[piece.counted]
         shown_BWK = shown_BT[:, (places.token - site.prefix_tokens).clamp(min=0)]
-        pairs_WQK = places.patch_pairs
-        others_WQK = pairs_WQK & ~places.itself
-        offsets_WQK = places.offsets(reach_of(site)) * others_WQK
-        best_BWHQK = of_largest(piece.attn, others_WQK)
-        shown_BWQ = shown_BWK if places.queries is None else shown_BWK[..., places.queries]
-        of_relations: list[Tensor] = []
-        for r, holds in enumerate(RELATIONS.values()):
-            true_BWQK = holds(shown_BWQ[..., :, None], shown_BWK[..., None, :]) & others_WQK
-            of_relations += [of_pairs(best_BWHQK, true_BWQK), true_BWQK.any(-1).sum((1, 2))]
-            even_BWQ = true_BWQK.sum(-1).double() / others_WQK.sum(-1).clamp(min=1)
-            self.even[number, r] += even_BWQ.sum()
-            counts: Tensor = getattr(self, f"offsets_{number}")
-            for part in range(2):
-                counts[part, r].index_add_(
-                    0, offsets_WQK.flatten(), true_BWQK[half_B == part].sum(0).flatten()
-                )
+        best = piece.other_favourites
+        place_N = best.query if places.queries is None else places.queries[best.query]
+        of_query, of_key = (
+            shown_BWK[best.image, best.window, place] for place in (place_N, best.key)
+        )
+        everyone = torch.ones_like(places.query_patch)
+        hits_BH = [
+            piece.of_images(best.met(holds(of_query, of_key), piece.attn.shape), everyone)
+            for holds in RELATIONS.values()
+        ]
         share_BH = self._overall(piece, shown_BWK)
-        if (whole := self.whole(piece, share_BH, *of_relations)) is None:
+        if (whole := self.whole(piece, share_BH, *hits_BH)) is None:
             return
-        share_BH, *of_relations = whole
+        share_BH, *hits_BH = whole
         self.share[:, span].index_add_(0, half_B, share_BH)
         self.square[:, span].index_add_(0, half_B, share_BH.square())
-        for r in range(len(RELATIONS)):
-            hits_BH, possible_B = of_relations[2 * r : 2 * r + 2]
-            self.followed[:, span, r].index_add_(0, half_B, hits_BH)
-            self.followed_square[:, span, r].index_add_(0, half_B, hits_BH.square())
-            self.followed_possible[:, span, r].index_add_(0, half_B, hits_BH * possible_B[:, None])
+        possible_BR = batch.derive(_possible, places_alone(site)).possible[piece.counted]
+        for r, of_relation_BH in enumerate(hits_BH):
+            possible_B = possible_BR[:, r]
+            self.followed[:, span, r].index_add_(0, half_B, of_relation_BH)
+            self.followed_square[:, span, r].index_add_(0, half_B, of_relation_BH.square())
+            both_BH = of_relation_BH * possible_B[:, None]
+            self.followed_possible[:, span, r].index_add_(0, half_B, both_BH)
             self.possible[:, number, r].index_add_(0, half_B, possible_B)
             self.possible_square[:, number, r].index_add_(0, half_B, possible_B.square())
 
     def _overall(self, piece: Piece, shown_BWK: Tensor) -> Tensor:
         """(B, H) share of an image's patches, of those in this piece, whose argmax key is on an object."""
         span, places = piece.span, piece.places
-        grid_WK, pairs_WQK = places.patch, places.patch_pairs
+        grid_WK = places.patch
         on_BWK = (shown_BWK > 0) & grid_WK
-        on_BWQK, queries = on_BWK[:, :, None] & pairs_WQK, grid_WK.sum()
-        even_BWQ = on_BWQK.sum(-1).double() / pairs_WQK.sum(-1).clamp(min=1)
-        self.mass[span] += of_pairs(piece.attn, on_BWQK).sum(0) / queries
+        queries = grid_WK.sum()
+        if places.start is None:
+            on_BWQK = on_BWK[:, :, None] & places.patch_pairs
+            even_BWQ = on_BWQK.sum(-1).double() / places.patch_pairs.sum(-1).clamp(min=1)
+            mass_H = of_pairs(piece.attn, on_BWQK).sum(0)
+        else:
+            even_BWQ = on_BWK.sum(-1, keepdim=True).double() / grid_WK.sum(-1, keepdim=True)
+            asking_WQ = places.query_patch.to(piece.attn.dtype)
+            columns_bwhk = torch.einsum("bwhqk,wq->bwhk", piece.attn, asking_WQ)
+            mass_H = torch.einsum("bwhk,bwk->h", columns_bwhk, on_BWK.to(piece.attn.dtype))
+        self.mass[span] += mass_H / queries
         self.chance[span] += (even_BWQ * places.query_patch).sum() / queries
         if piece.site.class_token and places.class_queries.any():
             best_BHK = of_largest(piece.attn[:, :, :, :1], grid_WK[:, None])[:, 0, :, 0]
             self.cls[span] += torch.einsum("bhk,bk->h", best_BHK, on_BWK[:, 0].double())
-        return of_pairs(piece.favourites, on_BWQK) / queries
+        best = piece.favourites
+        on_BWHQ = best.met(on_BWK[best.image, best.window, best.key], piece.attn.shape)
+        return piece.of_images(on_BWHQ, places.query_patch) / queries
 
     def finish(self) -> dict[str, Tensor]:
         value = of_mean(self.share.sum(0), self.square.sum(0), self.images, self.within)
@@ -237,6 +258,43 @@ class ObjectAttention(OfAttention):
             held = counts[1].gather(-1, counts[0].argmax(-1, keepdim=True))[..., 0]
             offsets.append((count, held, best // width - height // 2, best % width - width // 2))
         return offsets
+
+
+class Possible(NamedTuple):
+    """Relations between the patches of a batch's valid images, in the windows of a site.
+
+    even: (R,) sum over queries of the share of keys that meet a relation. offsets: (2, R, O) pairs
+    that meet it at each offset, by the half of the images. possible: (V, R) queries that can meet
+    it.
+    """
+
+    even: Tensor
+    offsets: Tensor
+    possible: Tensor
+
+
+def _possible(batch: HeadBatch, site: HeadSite) -> Possible:
+    reach = reach_of(site)
+    shown_BT, half_B = _patches(batch, site.token_grid, site.pixels), fold_of(batch, 2)
+    device, relations = shown_BT.device, len(RELATIONS)
+    even = torch.zeros(relations, dtype=torch.float64, device=device)
+    offsets = torch.zeros(2, relations, math.prod(reach), dtype=torch.long, device=device)
+    possible_BR = torch.zeros(len(shown_BT), relations, dtype=torch.long, device=device)
+    for places in places_of(site, device).parts():
+        others_WQK = places.patch_pairs & ~places.itself
+        offset_WQK = (places.offsets(reach) * others_WQK).flatten()
+        keys_WQ = others_WQK.sum(-1).clamp(min=1).double()
+        for some in torch.arange(len(shown_BT), device=device).split(IMAGES):
+            shown_bWK = shown_BT[some][:, (places.token - site.prefix_tokens).clamp(min=0)]
+            shown_bWQ = shown_bWK[..., places.queries]
+            for r, holds in enumerate(RELATIONS.values()):
+                true_bWQK = holds(shown_bWQ[..., None], shown_bWK[..., None, :]) & others_WQK
+                even[r] += (true_bWQK.sum(-1) / keys_WQ).sum()
+                possible_BR[some, r] += true_bWQK.any(-1).sum((1, 2))
+                for half in range(2):
+                    met_WQK = true_bWQK[half_B[some] == half].sum(0)
+                    offsets[half, r].index_add_(0, offset_WQK, met_WQK.flatten())
+    return Possible(even, offsets, possible_BR)
 
 
 def _patches(batch: HeadBatch, grid: tuple[int, int], pixels: tuple[float, float]) -> Tensor:

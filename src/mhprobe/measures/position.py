@@ -72,14 +72,11 @@ class Position(OfAttention):
 
     def look(self, piece: Piece, batch: HeadBatch) -> None:
         span = piece.span
-        share_bWHQK = piece.favourites
-        image, window, head, query, key = share_bWHQK.nonzero(
-            as_tuple=True
-        )  # NaN too, which is an error at the end
-        counts_bHYX = self.counts.new_zeros(len(share_bWHQK), *self.counts[span].shape)
-        start = (image * counts_bHYX.shape[1] + head) * self.counts[0].numel()
-        index = start + piece.places.offsets(self.size)[window, query, key]
-        counts_bHYX.view(-1).index_add_(0, index, share_bWHQK[image, window, head, query, key])
+        best = piece.favourites  # NaN too, which is an error at the end
+        counts_bHYX = self.counts.new_zeros(len(piece.attn), *self.counts[span].shape)
+        start = (best.image * counts_bHYX.shape[1] + best.head) * self.counts[0].numel()
+        offset_N = piece.places.offset(best.window, best.query, best.key, self.size)
+        counts_bHYX.view(-1).index_add_(0, start + offset_N, best.share)
         if (whole := self.whole(piece, counts_bHYX)) is not None:
             self.counts[span] += whole[0].sum(0)
             self.squares[span] += whole[0].square().sum(0)

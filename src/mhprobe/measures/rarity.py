@@ -11,6 +11,7 @@ its patches stays where it was.
 Shapes: T grid tokens, F numbers that describe a patch, P patches of the sample, C codes.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from mhprobe.errors import UserError, whole_number
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import sums
 from mhprobe.measures.parts.hashing import Pool, image_numbers, mixed
-from mhprobe.measures.parts.places import MeanOfAttention, Piece, of_largest, over_queries
+from mhprobe.measures.parts.places import MeanOfAttention, Piece, over_queries
 from mhprobe.stats.intervals import SHARE
 
 _ROUNDS = 100  # of Lloyd's iteration; it usually stands still earlier
@@ -74,6 +75,7 @@ class Rarity(MeanOfAttention):
         self.num_codes, self.patches, self.cells = codes, patches, cells
         self.samples: dict[Any, Pool] = {}  # of patches, per sort, while selecting
         self.codes: dict[Any, Codes] = {}
+        self.density: dict[Any, Tensor] = {}  # (V, T) per sort, of the valid images of a batch
 
     def reset(self) -> None:
         super().reset()
@@ -93,27 +95,36 @@ class Rarity(MeanOfAttention):
             self.codes[sort] = Codes.fit(patches, self.num_codes)
         self.samples = {}
 
+    def begin(self, batch: HeadBatch) -> None:
+        images = batch.need("images", self.name)[batch.valid]
+        for sort, site in self._sorts().items():
+            if sort in self.codes:
+                patches = patches_of(images, site, self.cells)
+                self.density[sort] = self.codes[sort].density_of(patches)
+            else:  # finish() will refuse
+                self.density[sort] = torch.zeros(
+                    len(images), math.prod(site.token_grid), device=images.device
+                ).double()
+
     def look(self, piece: Piece, batch: HeadBatch) -> None:
         places, site, span = piece.places, piece.site, piece.span
-        if _sort(site) in self.codes:
-            patches = patches_of(batch.need("images", self.name)[piece.images], site, self.cells)
-            density_bT = self.codes[_sort(site)].density_of(patches)
-        else:  # finish() will refuse
-            density_bT = torch.zeros(len(piece.images), site.token_grid[0] * site.token_grid[1]).to(
-                piece.attn
-            )
-        keys = places.pairs & places.patch[:, None]
-        share_bWHQK = of_largest(piece.attn, keys)
+        density_bT = self.density[_sort(site)][piece.counted]
         density_bWK = density_bT[:, (places.token - site.prefix_tokens).clamp(min=0)]
-        seen_bWQK = density_bWK[:, :, None].masked_fill(~keys, torch.inf)
-        lowest_bWQ2 = seen_bWQK.topk(min(2, seen_bWQK.shape[-1]), largest=False).values
-        for top in range(min(2, lowest_bWQ2.shape[-1])):
-            limit_bWQ = lowest_bWQ2[..., top].where(
-                lowest_bWQ2[..., top].isfinite(), lowest_bWQ2[..., 0]
+        # where all may attend to each other, all queries see the same
+        keys_WqK = places.patch_keys if places.start is None else places.patch[:, None]
+        seen_bWqK = density_bWK[:, :, None].masked_fill(~keys_WqK, torch.inf)
+        lowest_bWq2 = seen_bWqK.topk(min(2, seen_bWqK.shape[-1]), largest=False).values
+        best, queries = piece.best, places.query_patch.shape
+        query_N = best.query.clamp(max=keys_WqK.shape[1] - 1)
+        for top in range(min(2, lowest_bWq2.shape[-1])):
+            limit_bWq = lowest_bWq2[..., top].where(
+                lowest_bWq2[..., top].isfinite(), lowest_bWq2[..., 0]
             )
-            rare_bWQK = (seen_bWQK <= limit_bWQ[..., None]) & keys
-            hit_bWHQ = torch.einsum("bwhqk,bwqk->bwhq", share_bWHQK, rare_bWQK.double())
-            luck_bWQ = rare_bWQK.sum(-1) / keys.sum(-1).clamp(min=1).double()
+            rare_bWqK = (seen_bWqK <= limit_bWq[..., None]) & keys_WqK
+            rare_N = rare_bWqK[best.image, best.window, query_N, best.key]
+            hit_bWHQ = best.met(rare_N, piece.attn.shape)
+            luck_bWq = rare_bWqK.sum(-1) / keys_WqK.sum(-1).clamp(min=1).double()
+            luck_bWQ = luck_bWq.expand(-1, *queries)
             hits_bH = piece.of_images(hit_bWHQ, places.query_patch)
             if top:
                 self.hits[span] += hits_bH.sum(0)
@@ -122,6 +133,9 @@ class Rarity(MeanOfAttention):
             self.class_hits[span, top] += over_queries(hit_bWHQ, places.class_queries)
             self.luck[span, top] += over_queries(luck_bWQ[:, :, None], places.query_patch)
             self.class_luck[span, top] += over_queries(luck_bWQ[:, :, None], places.class_queries)
+
+    def finish_batch(self, batch: HeadBatch) -> None:
+        self.density = {}
 
     def finish(self) -> dict[str, Tensor]:
         if not self.codes:

@@ -62,8 +62,13 @@ class Sinks(MeanOfAttention):
     def look(self, piece: Piece, batch: HeadBatch) -> None:
         span, places = piece.span, piece.places
         row_bWHQK = piece.rows
-        gives_bWHK = ((row_bWHQK >= GIVES) & places.pairs[:, None]).sum(3)
-        whole = self.whole(piece, row_bWHQK.sum(3), gives_bWHK, places.pairs.sum(1))
+        gives = row_bWHQK >= GIVES
+        if places.start is None:
+            gives = gives & places.pairs[:, None]
+        gives_bWHK = torch.zeros_like(row_bWHQK[:, :, :, 0], dtype=torch.long)
+        image, window, head, _, key = gives.nonzero(as_tuple=True)
+        gives_bWHK.index_put_((image, window, head, key), key.new_ones(()), accumulate=True)
+        whole = self.whole(piece, piece.columns, gives_bWHK, places.pairs.sum(1))
         if whole is None:
             return
         total_bWHK, gives_bWHK, queries_WK = whole

@@ -8,17 +8,15 @@ that of even attention.
 import functools
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError, quoted
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import sums
-from mhprobe.measures.parts.kinds import KINDS, OfKinds, kinds_of, weight_on
+from mhprobe.measures.parts.kinds import KINDS, OfKinds, Same, Seen, even_of, kinds_in, rows_of
 from mhprobe.measures.parts.places import (
     Piece,
-    even_over,
-    of_pairs,
-    over_queries,
     where_site,
 )
 from mhprobe.stats.intervals import SHARE
@@ -68,25 +66,17 @@ class TokenKinds(OfKinds):
 
     def look(self, piece: Piece, batch: HeadBatch) -> None:
         places, span = piece.places, piece.span
-        row_bWHQK = piece.rows
-        whole_1WHQK = row_bWHQK.sum(0, keepdim=True)
-        even_WQK = even_over(places.pairs)
-        kinds = kinds_of(piece, batch, self.threshold)
-        asking_WQ = places.query_patch
-        columns = [(kinds[kind], asking_WQ) for kind in KINDS] + [
-            (kinds["cls"], places.class_queries)
-        ]
-        for column, (keys_bWQK, queries_WQ) in enumerate(columns):
-            even_bWQ = (even_WQK * keys_bWQK).sum(-1)
-            self.mass[span, column] += over_queries(
-                weight_on(row_bWHQK, whole_1WHQK, keys_bWQK), queries_WQ
-            )
-            self.even[span, column] += (
-                over_queries(even_bWQ[:, :, None], queries_WQ) * len(row_bWHQK) / len(keys_bWQK)
-            )
-            if COLUMNS[column] == self.main:
-                weight_bH = of_pairs(row_bWHQK, keys_bWQK & queries_WQ[:, :, None])
-                self.add_images_of(piece, weight_bH, piece.counts(queries_WQ))
+        kinds = kinds_in(piece, batch, self.threshold)
+        parts = []
+        for seen in (rows_of(piece), even_of(piece)):
+            of_kinds = kinds.on(seen, patches=True)
+            of_class = _of_class(piece, seen)[..., None].expand(*of_kinds.shape[:2], -1)
+            parts.append(torch.cat([of_kinds, of_class], -1))
+        self.mass[span] += parts[0].sum(0)
+        self.even[span] += parts[1].sum(0)
+        asking = places.class_queries if self.main == "cls_to_cls" else places.query_patch
+        of_main_bH = parts[0][..., COLUMNS.index(self.main)]
+        self.add_images_of(piece, of_main_bH, piece.counts(asking))
 
     def finish(self) -> dict[str, Tensor]:
         queries = self.patch_queries
@@ -106,6 +96,16 @@ class TokenKinds(OfKinds):
             "uniform": uniform[f"uniform_{self.main}"].clone(),
             **uniform,
         }
+
+
+def _of_class(piece: Piece, seen: Seen) -> Tensor:
+    """(b, H) of the class token's row, what the class token gets."""
+    places = piece.places
+    window, query = places.class_queries.nonzero(as_tuple=True)
+    if isinstance(seen, Same):
+        return torch.full((1, 1), seen.value * len(query), dtype=torch.float64, device=seen.device)
+    row_bnHK = seen.values[:, window, :, query].transpose(0, 1)
+    return (row_bnHK * places.is_class[window][:, None]).sum((1, 3))
 
 
 def _has(kind: str, site: HeadSite) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mhprobe.backbones import backbone_of, channels_of, input_spec, refuse_no_model
 from mhprobe.data.labels import form_of
 from mhprobe.errors import UserError
-from mhprobe.heads import Ablation, HeadLayout, Need, Patching, Relevance
+from mhprobe.heads import Ablation, HeadLayout, Need, Patching, Relevance, Shown, Weights
 from mhprobe.io.machine import free_memory
 
 # by need: copies of an image's attention weights, and of its tokens in each block, that stand
@@ -254,15 +254,53 @@ def check_finite(
     image = int(bad.nonzero()[0])
     name = image if index is None else int(index[image])
     for site, z in zip(layout.sites, heads, strict=True):
-        if not z.unflatten(0, (len(logits), -1))[image].isfinite().all():
+        of_image = z.unflatten(0, (len(logits), -1))[image]
+        if not of_image.isfinite().all():
             where = f"the output of {site.name}'s heads"
+            broken_H = ~of_image.unflatten(-1, (site.num_heads, -1)).isfinite().all(-1)
+            first = f", first in its head {first_of(broken_H.flatten(0, -2).any(0))}"
             break
     else:
-        where = "the output of the model, behind its heads,"
+        where, first = "the output of the model, behind its heads,", ""
     raise UserError(
-        f"record: {where} is NaN or infinite for image {name}. Check the weights, the precision "
-        "and the "
-        f"normalisation of the images."
+        f"record: {where} is NaN or infinite for image {name}{first}. Check the weights, the "
+        f"precision{half(logits)} and the normalisation of the images."
+    )
+
+
+_NO_NUMBER = "Check the weights, the precision{half}, and that no mask leaves a query without keys."
+
+
+def check_rows(
+    layout: HeadLayout, rows: Sequence[Weights] | None, images: int, valid: Tensor | None
+) -> None:
+    """Raise UserError for rows of attention that will be no numbers: of queries and keys, or for want of a key."""
+    for site, weights in zip(layout.of("head").sites, rows or (), strict=False):
+        counted = weights
+        if valid is not None and not valid.all():
+            parts = [part.unflatten(0, (images, -1))[valid] for part in weights.parts()]
+            counted = weights.of([part.flatten(0, 1) for part in parts])
+        why = counted.broken()
+        if not why and isinstance(counted, Shown):
+            whole = counted.weights.isfinite().all()
+            why = "" if whole else _NO_NUMBER.format(half=half(counted.weights))
+        if why:
+            raise UserError(
+                f"record: the attention of {site.name}'s heads is NaN or infinite. {why}"
+            )
+
+
+def first_of(found_H: Tensor) -> int:
+    """Return the number of the first True of (H,)."""
+    return int(found_H.nonzero()[0])
+
+
+def half(values: Tensor) -> str:
+    """Return what to know of float16, in brackets; "" for values of another type."""
+    if values.dtype != torch.float16:
+        return ""
+    return (
+        " (float16 ends at 65,504, which queries times keys can exceed: take bfloat16 or float32)"
     )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from mhprobe.backbones import attach, backbone_of, family_of
 from mhprobe.errors import UserError, quoted
 from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.recording.checks import half
 from mhprobe.recording.rows import Weights, mean_rows, stream
 
 Query = str | Sequence[int] | Sequence[Sequence[int]]
@@ -113,7 +114,7 @@ def looks_by_name(
         for name, tokens in asking[number].items():
             share_WK = _shares(site, tokens, weights.places(len(images)))
             weight_bWHK = mean_rows(weights, share_WK)
-            _refuse_broken(site, weight_bWHK)
+            _refuse_broken(site, weight_bWHK, weights)
             received[number][name] = _laid_out(weight_bWHK, site)
 
     return received, stream(model, images, layout, take)
@@ -136,12 +137,16 @@ def _laid_out(weight_bWHK: Tensor, site: HeadSite) -> Tensor:
     return total[..., site.prefix_tokens :].unflatten(-1, site.token_grid)
 
 
-def _refuse_broken(site: HeadSite, weight_bWHK: Tensor) -> None:
+def _refuse_broken(site: HeadSite, weight_bWHK: Tensor, weights: Weights) -> None:
     """Raise UserError for the first image with a weight that is no number."""
-    bad = ~weight_bWHK.isfinite().flatten(1).all(1)
-    if bad.any():
-        raise UserError(
-            f"attention: the weights of {site.name}'s heads are NaN or infinite for image "
-            f"{int(bad.nonzero()[0])}. Check the weights, the precision and the normalisation of "
+    bad_bH = ~weight_bWHK.isfinite().transpose(1, 2).flatten(2).all(2)
+    if bad_bH.any():
+        image, head = bad_bH.nonzero()[0].tolist()
+        why = weights.broken() or (
+            f"Check the weights, the precision{half(weights.parts()[0])} and the normalisation of "
             "the images, and that no mask leaves a query without keys."
+        )
+        raise UserError(
+            f"attention: the weights of {site.name}'s heads are NaN or infinite for image {image}, "
+            f"first in its head {head}. {why}"
         )

@@ -28,6 +28,7 @@ from mhprobe.heads import (
     Need,
     Patching,
     Relevance,
+    Shown,
 )
 from mhprobe.recording.checks import (
     check_batch,
@@ -35,6 +36,7 @@ from mhprobe.recording.checks import (
     check_labels,
     check_lengths,
     check_model,
+    check_rows,
     refuse_checkpointing,
     sized,
 )
@@ -149,6 +151,7 @@ def _recorded(
             refuse_features(model, of)
             grad, attn_grad = taps.slopes(objective(logits, labels, of).sum())
         rows = taps.read_rows()
+        check_rows(layout, rows or [Shown(attn) for attn in taps.attn], count, valid)
     z = _per_head(layout, taps.heads, count)
     clean = Pass(images, taps.heads, logits.detach())
     relevant = {

@@ -366,3 +366,40 @@ def test_a_whole_vision_language_model_is_probed_by_its_tower():
     assert layout == mhprobe.attach(tower).layout and layout.num_heads == 6
     seen = mhprobe.attention(tower, torch.randn(2, 3, 16, 16), query="class")
     assert seen.shape == (2, 6, 4, 4) and seen.std() > 0
+
+
+@pytest.mark.parametrize("name", ["CLIPVision", "SiglipVision"])
+def test_rows_of_a_tower_under_sdpa_are_the_weights_that_it_shows_when_eager(name):
+    transformers = pytest.importorskip("transformers")
+    made = getattr(transformers, f"{name}Config")(**SMALL, image_size=16)
+    torch.manual_seed(0)
+    tower = getattr(transformers, f"{name}Model")(made).eval()
+    assert tower.config._attn_implementation == "sdpa"
+    images = torch.randn(2, 3, 16, 16)
+    seen = mhprobe.attention(tower, images, query=(1, 2))
+    tower.set_attn_implementation("eager")
+    with torch.no_grad():
+        shown = tower(images, output_attentions=True).attentions
+    prefix = shown[0].shape[-1] - 16
+    rows = torch.cat([weights[:, :, prefix + 6, prefix:] for weights in shown], 1)
+    torch.testing.assert_close(seen.flatten(2), rows, rtol=1e-5, atol=1e-7)
+    assert rows.std() > 1e-5
+
+
+def test_a_timm_model_in_transformers_wrapper_keeps_fused_attention():
+    transformers = pytest.importorskip("transformers")
+    made = transformers.TimmWrapperConfig(
+        architecture="vit_tiny_patch16_224", model_args={"img_size": 32, "depth": 2}
+    )
+    torch.manual_seed(0)
+    whole = transformers.TimmWrapperModel(made).eval()
+    inner, images = whole.timm_model, torch.randn(2, 3, 32, 32)
+    assert all(block.attn.fused_attn for block in inner.blocks)
+    with torch.no_grad():
+        before = whole(images).last_hidden_state
+    seen = mhprobe.attention(whole, images, query="class")
+    assert seen.shape == (2, 6, 2, 2)
+    torch.testing.assert_close(seen, mhprobe.attention(inner, images, query="class"))
+    assert all(block.attn.fused_attn for block in inner.blocks)
+    with torch.no_grad():
+        assert torch.equal(whole(images).last_hidden_state, before)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from survey import page, survey
 
+from mhprobe.backbones.huggingface import REFUSED
+
 DOCS = Path(__file__).parents[3] / "docs" / "models.md"
 NAMES = [
     *(
@@ -73,3 +75,10 @@ def test_the_page_in_docs_was_made_with_these_families(found):
     assert len(attached) == 4
     assert all(re.search(rf"[|,] {name} \d", text) for name in attached)
     assert "ResNet" not in text
+
+
+def test_every_refused_tower_stands_on_the_page_with_its_reason(found):
+    for text in (page(found), DOCS.read_text()):
+        for name, reason in REFUSED.items():
+            assert f"| {name} | refused: {reason} |" in text
+        assert "LlavaForConditionalGeneration" in text and "TimmWrapperModel" in text

@@ -66,8 +66,8 @@ def _odd(count: int, device: torch.device) -> Tensor:
 class Pool:
     """The ``size`` images (or patches) with the smallest numbers; room for all is taken with the first.
 
-    number: (P,) int64, rising; the largest int64 marks a free place. parts: tensors (P, ...),
-    padded with zeros.
+    number: (P,) int64, rising; the largest int64 marks a free place. parts: tensors (P, ...), zeros
+    in free places, which are never touched, so that they take no memory yet.
     """
 
     def __init__(self, size: int) -> None:
@@ -87,9 +87,11 @@ class Pool:
     def add(self, number_B: Tensor, parts: Sequence[Tensor]) -> None:
         """Take in those of (B, ...) images that belong in it; the same image counts once."""
         number, order = torch.cat([self.number, number_B.to(self.number.device)]).sort(stable=True)
-        first = torch.ones_like(number, dtype=torch.bool)
-        first[1:] = number[1:] != number[:-1]
+        first = number != _NOBODY
+        first[1:] &= number[1:] != number[:-1]
         number, order = number[first][: self.size], order[first][: self.size]
+        if self.parts and torch.equal(number, self.number[: len(self)]):
+            return  # nobody new
         self.number = torch.full((self.size,), _NOBODY)
         self.number[: len(number)] = number
         self.parts = self.parts or [part.new_zeros(self.size, *part.shape[1:]) for part in parts]

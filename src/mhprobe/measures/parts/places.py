@@ -15,8 +15,8 @@ import functools
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,8 @@ _CPU_PIECE = (
     2**18
 )  # 2 MiB stay in the cache; temporaries of 64 MiB cost page faults and three times the time
 _GPU_PIECE = 2**24  # 128 MiB: few launches
+
+T = TypeVar("T")
 
 
 class Places:
@@ -53,11 +55,12 @@ class Places:
         self.token, self.cell, self.patch = token, cell, patch
         self.region, self.pixels = region, pixels
         self.queries: Tensor | None = None
+        self.all = self  # the tables of all queries
 
     def of(self, queries: Tensor) -> "Places":
         """Return the tables of some queries, places of a window: (q,)."""
         some = Places(self.token, self.cell, self.patch, self.region, self.pixels)
-        some.queries = queries
+        some.queries, some.all = queries, self.all
         return some
 
     def parts(self) -> Iterator["Places"]:
@@ -71,17 +74,26 @@ class Places:
     def _of_queries(self, values: Tensor) -> Tensor:
         return values if self.queries is None else values[:, self.queries]
 
-    @property
+    @functools.cached_property
     def query_token(self) -> Tensor:
         return self._of_queries(self.token)
 
-    @property
+    @functools.cached_property
     def query_cell(self) -> Tensor:
         return self._of_queries(self.cell)
 
-    @property
+    @functools.cached_property
     def query_patch(self) -> Tensor:
         return self._of_queries(self.patch)
+
+    @functools.cached_property
+    def start(self) -> int | None:
+        """Number of places before the patches, if every place may attend to every place; else None."""
+        if self.all is not self:
+            return self.all.start
+        start = int((~self.patch[0]).sum())
+        behind = self.patch[:, start:].all() and not self.patch[:, :start].any()
+        return start if behind and (self.region == self.region[:, :1]).all() else None
 
     @functools.cached_property
     def pairs(self) -> Tensor:
@@ -93,7 +105,8 @@ class Places:
 
     @functools.cached_property
     def distance(self) -> Tensor:
-        return (self.steps.double() * self.pixels).norm(dim=-1) * self.patch_pairs
+        down, across = self.steps.unbind(-1)
+        return torch.hypot(down * self.pixels[0], across * self.pixels[1]) * self.patch_pairs
 
     @functools.cached_property
     def itself(self) -> Tensor:
@@ -101,15 +114,25 @@ class Places:
         place_K = torch.arange(self.token.shape[1], device=self.token.device)
         return (place_K if self.queries is None else self.queries)[:, None] == place_K
 
-    @property
+    @functools.cached_property
     def is_class(self) -> Tensor:
         """(W, K) bool: the first token, of a site that has a class token."""
         return (self.token == 0) & ~self.patch
 
     @property
+    def patch_keys(self) -> Tensor:
+        """(W, Q, K) bool, patches that a query may attend to, class token or patch."""
+        return self.pairs & self.patch[:, None]
+
+    @functools.cached_property
     def class_queries(self) -> Tensor:
         """(W, Q) bool: the same of queries."""
         return self._of_queries(self.is_class)
+
+    def window_and_key(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Window and key of pairs (N,), numbers among W x Q x K."""
+        queries, keys = self.query_token.shape[1], self.token.shape[1]
+        return at // (queries * keys), at % keys
 
     @property
     def steps(self) -> Tensor:
@@ -118,8 +141,16 @@ class Places:
 
     def offsets(self, reach: tuple[int, int]) -> Tensor:
         """(W, Q, K) number of each step among those of ``reach_of``; any number where no grid token stands."""
-        down, across = self.steps.unbind(-1)
-        return (down + reach[0] // 2) * reach[1] + across + reach[1] // 2
+        return _numbered(self.steps, reach)
+
+    def offset(self, window: Tensor, query: Tensor, key: Tensor, reach: tuple[int, int]) -> Tensor:
+        """(N,) entries of ``offsets``."""
+        return _numbered(self.cell[window, key] - self.query_cell[window, query], reach)
+
+
+def _numbered(steps: Tensor, reach: tuple[int, int]) -> Tensor:
+    down, across = steps.unbind(-1)
+    return (down + reach[0] // 2) * reach[1] + across + reach[1] // 2
 
 
 def places_of(site: HeadSite, device: torch.device) -> Places:
@@ -209,6 +240,10 @@ class Attention:
     def __len__(self) -> int:
         return self.shape[0]
 
+    def wide(self) -> "Attention":
+        """Return the same attention, of queries and keys in float64."""
+        return Attention(self.weights.wide(torch.float64), len(self))
+
     def of(self, images: Tensor) -> "Attention":
         """Return the attention of some images (b,), in any order."""
         windows = torch.arange(self.shape[1], device=images.device)
@@ -255,6 +290,14 @@ class Piece:
     attn: Tensor
     give_slopes: Callable[[], Tensor] | None = None
     ends: bool = True
+    kept: dict[Any, Any] = field(default_factory=dict)
+
+    def share(self, key: Any, make: Callable[[], T]) -> T:
+        """Return ``make()``, made once for all measures that look at the piece."""
+        if key not in self.kept:
+            self.kept[key] = make()
+        made: T = self.kept[key]
+        return made
 
     @functools.cached_property
     def slopes(self) -> Tensor:
@@ -266,7 +309,19 @@ class Piece:
     @functools.cached_property
     def rows(self) -> Tensor:
         """``shares`` over all keys that a query may attend to."""
-        return shares(self.attn, self.places.pairs)
+        if self.places.start is None:
+            return shares(self.attn, self.places.pairs)
+        return _of_one(self.attn)
+
+    @functools.cached_property
+    def columns(self) -> Tensor:
+        """(b, W, H, K) sum of ``rows`` over queries."""
+        return self.rows.sum(3)
+
+    @functools.cached_property
+    def row_sums(self) -> Tensor:
+        """(b, W, H, Q) sums of ``rows``: 1, or 0 without a key."""
+        return self.rows.sum(-1)
 
     @functools.cached_property
     def patch_rows(self) -> Tensor:
@@ -274,9 +329,53 @@ class Piece:
         return shares(self.attn, self.places.patch_pairs)
 
     @functools.cached_property
-    def favourites(self) -> Tensor:
-        """``of_largest`` among patches, of patches."""
-        return of_largest(self.attn, self.places.patch_pairs)
+    def on_patches(self) -> Tensor:
+        """(b, W, H, Q) attention to patches, of all queries."""
+        start = self.places.start
+        if start is not None:
+            return self.attn[..., start:].sum(-1)
+        return torch.einsum("bwhqk,wqk->bwhq", self.attn, self.places.patch_keys.double())
+
+    @functools.cached_property
+    def x_ln_x(self) -> Tensor:
+        """(b, W, H, Q) sum over keys of x ln x of ``rows``; 0 ln 0 is 0."""
+        return sum_x_ln_x(self.rows)
+
+    @functools.cached_property
+    def best(self) -> "Best":
+        """Patches with the largest weight of each query."""
+        start = self.places.start
+        if start is not None:
+            broken = 0 * self.attn[..., :start].sum(-1)  # NaN on a prefix token is one of the row
+            return Best.among(self.attn[..., start:], start, broken=broken)
+        keys = self.places.patch_keys
+        return Best.among(_without(self.attn, keys), 0, keys)
+
+    @functools.cached_property
+    def favourites(self) -> "Best":
+        """The same, of patches alone; NaN stays."""
+        best = self.best
+        return best.where(self.places.query_patch[best.window, best.query] | best.share.isnan())
+
+    @functools.cached_property
+    def other_favourites(self) -> "Best":
+        """Patches with the largest weight of each patch, that one left out."""
+        first, places = self.favourites, self.places
+        itself = first.query if places.queries is None else places.queries[first.query]
+        row = first.row(self.attn.shape)
+        again = row[first.key == itself].unique()  # what is left of these is looked at again
+        if not len(again):
+            return first
+        image, window, head, query = at_row(again, self.attn.shape)
+        keys = (places.patch_keys & ~places.itself)[window, query]
+        rest = _without(self.attn[image, window, head, query], keys, 0)
+        second = Best.among(rest[None, None, None], 0, keys[None])
+        back = second.query
+        second = second._replace(
+            image=image[back], window=window[back], head=head[back], query=query[back]
+        )
+        kept = first.where(~torch.isin(row, again))
+        return Best(kept.top, *(torch.cat(both) for both in zip(kept[1:], second[1:], strict=True)))
 
     def of_images(self, values: Tensor, queries: Tensor) -> Tensor:
         """(b, H) sum over windows and those queries (W, Q) bool of (b, W, H, Q) values.
@@ -311,6 +410,7 @@ class OfAttention(Measure):
 
     needs: frozenset[Need] = frozenset({"attn"})
     by_rows = True
+    of_sites: bool = True  # that ``look`` takes one after the other
     texts: ClassVar[bool] = False
     empty = "the network has no class token"  # see of_class
 
@@ -320,8 +420,9 @@ class OfAttention(Measure):
 
     def add(self, batch: HeadBatch) -> None:
         self.begin(batch)
-        for piece in attention(self.name, self.layout.of("head"), batch, self.texts):
-            self.look(piece, batch)
+        if self.of_sites:
+            for piece in attention(self.name, self.layout.of("head"), batch, self.texts):
+                self.look(piece, batch)
         self.finish_batch(batch)
 
     def begin(self, batch: HeadBatch) -> None:
@@ -377,7 +478,7 @@ def joins(measure: OfAttention) -> bool:
     """Return True if a measure may share its pieces with others: of a grid, and with no way of its own."""
     own = type(measure)
     plain = own.add is OfAttention.add and own.update is Measure.update
-    return plain and not any(site.line for site in measure.layout.sites)
+    return measure.of_sites and plain and not any(site.line for site in measure.layout.sites)
 
 
 def _look(piece: Piece, measure: OfAttention, batch: HeadBatch) -> None:
@@ -437,7 +538,7 @@ def attention(
     """
     order = batch.valid.cumsum(0) - 1
     for number, site in enumerate(layout.sites):
-        attn, span = attention_of(name, layout, batch, number, texts), layout.span(number)
+        attn, span = attention_of(name, layout, batch, number, texts).wide(), layout.span(number)
         for images in chunks(batch.valid, [attn]):
             counted = order[images]
             if site.line or whole or not (split := queries_of([attn])):
@@ -490,10 +591,89 @@ def _size(attn: Sequence[Attention]) -> int:
     return sum(math.prod(weights.shape[1:]) for weights in attn)
 
 
+class Best(NamedTuple):
+    """Keys with the largest weight of a query's row.
+
+    top: (b, W, H, Q) that weight, of a row without keys at most 0. The others are (N,): where it is
+    found, N places or more if several keys of a row are equal. share: of a row, 1/n at n equal
+    keys; NaN in a row with NaN.
+    """
+
+    top: Tensor
+    image: Tensor
+    window: Tensor
+    head: Tensor
+    query: Tensor
+    key: Tensor
+    share: Tensor
+
+    @staticmethod
+    def among(
+        values: Tensor, start: int, keys: Tensor | None = None, broken: Tensor | float = 0.0
+    ) -> "Best":
+        """Best of (b, W, H, Q, K) values of keys from place ``start`` on.
+
+        keys: (W, Q, K) bool; others are no place, and their values are less. broken: (b, W, H, Q)
+        NaN for further rows with NaN.
+        """
+        top = values.amax(-1) + broken
+        found = values == top[..., None]
+        if top.isnan().any():
+            found = found | top.isnan()[..., None]
+        if keys is not None:
+            found = found & keys[:, None]
+        (flat,) = found.flatten().nonzero(as_tuple=True)
+        row, key = flat // values.shape[-1], flat % values.shape[-1]
+        share = (top.flatten() * 0 + 1)[row] / torch.bincount(row, minlength=top.numel())[row]
+        return Best(top, *at_row(row, values.shape), key + start, share)
+
+    def where(self, kept: Tensor) -> "Best":
+        """Return those places that are True in ``kept`` (N,)."""
+        return Best(self.top, *(part[kept] for part in self[1:]))
+
+    def row(self, shape: Sequence[int]) -> Tensor:
+        """(N,) number of the row among those of attention of a shape (b, W, H, Q, K)."""
+        _, windows, heads, queries, _ = shape
+        window = self.image * windows + self.window
+        return (window * heads + self.head) * queries + self.query
+
+    def met(self, true: Tensor, shape: Sequence[int]) -> Tensor:
+        """(b, W, H, Q) sum of the shares of a row where ``true`` (N,) holds."""
+        met = self.top.new_zeros(self.top.numel())
+        return met.index_add_(0, self.row(shape), self.share * true).view(self.top.shape)
+
+
+def at_row(row: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Image, window, head and query of rows (N,) of attention of a shape (b, W, H, Q, K)."""
+    _, windows, heads, queries, _ = shape
+    before, query = row // queries, row % queries
+    window = before // heads
+    return window // windows, window % windows, before % heads, query
+
+
+def _without(attn: Tensor, keys: Tensor, heads: int = 1) -> Tensor:
+    """(b, W, H, Q, K) attention, -1 where ``keys`` (W, Q, K) has no key; NaN stays."""
+    keys = keys[:, None] if heads else keys
+    return attn * keys + (keys.int() - 1)
+
+
+def sum_x_ln_x(rows: Tensor) -> Tensor:
+    """(...) sum over the last dimension of x ln x; 0 ln 0 is 0, and 1e-300 changes no other x."""
+    return products((rows + 1e-300).log_(), rows)
+
+
+def products(a: Tensor, b: Tensor) -> Tensor:
+    """(...) sum over the last dimension of a x b, without a tensor of products."""
+    return (a[..., None, :] @ b[..., None])[..., 0, 0]
+
+
+def _of_one(counted: Tensor) -> Tensor:
+    return counted / counted.sum(-1, keepdim=True).clamp(min=torch.finfo(counted.dtype).tiny)
+
+
 def shares(attn: Tensor, keys: Tensor) -> Tensor:
     """(b, W, H, Q, K) each row's distribution over ``keys`` (W, Q, K) bool; 0 in a row that gives them nothing."""
-    counted = attn * keys[:, None]
-    return counted / counted.sum(-1, keepdim=True).clamp(min=torch.finfo(counted.dtype).tiny)
+    return _of_one(attn * keys[:, None])
 
 
 def of_largest(attn: Tensor, keys: Tensor) -> Tensor:
@@ -501,9 +681,7 @@ def of_largest(attn: Tensor, keys: Tensor) -> Tensor:
 
     0 elsewhere, and in a row without keys; NaN in a row with NaN.
     """
-    row = (
-        attn * keys[:, None] + (keys.int() - 1)[:, None]
-    )  # -1 where there is no key, and NaN stays
+    row = _without(attn, keys)
     top = (row == row.amax(-1, keepdim=True)).double()
     return top / top.sum(-1, keepdim=True) * keys[:, None]
 

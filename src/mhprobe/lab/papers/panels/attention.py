@@ -135,12 +135,12 @@ def _by_favourites(piece: Piece) -> tuple[Tensor, Tensor]:
     """
     windows, heads, count = piece.patch_rows.shape[1:4]
     # a sparse product makes no copy of a row for each of its keys where all are equal
-    share_NK = piece.favourites.flatten(0, 3)
-    row, key = share_NK.nonzero(as_tuple=True)
-    centre = row % (windows * heads * count) // count * count + key
-    size = (windows * heads * count, len(share_NK))
+    best = piece.favourites
+    row = best.row(piece.attn.shape)
+    centre = (best.window * heads + best.head) * count + best.key
+    size = (windows * heads * count, piece.attn[..., 0].numel())
     places = torch.stack([centre, row])
-    sums = torch.sparse_coo_tensor(places, share_NK[row, key], size, check_invariants=False)
+    sums = torch.sparse_coo_tensor(places, best.share, size, check_invariants=False)
     counted = pad(piece.patch_rows.flatten(0, 3), (0, 1), value=1.0)  # the last column counts rows
     both = (sums @ counted).view(windows, heads, count, -1)
     return both[..., :-1], both[..., -1]
