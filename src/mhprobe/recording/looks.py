@@ -147,6 +147,6 @@ def _refuse_broken(site: HeadSite, weight_bWHK: Tensor, weights: Weights) -> Non
             "the images, and that no mask leaves a query without keys."
         )
         raise UserError(
-            f"attention: the weights of {site.name}'s heads are NaN or infinite for image {image}, "
-            f"first in its head {head}. {why}"
+            f"attention: the weights of {site.name}'s heads are NaN or infinite for image {image}. "
+            f"First in its head {head}. {why}"
         )

@@ -343,6 +343,14 @@ def _unfit(
     return refused
 
 
+def bytes_of(model: nn.Module, measures: Iterable[Measure], images: int) -> int:
+    """Bytes that the largest record of a batch of so many images holds, at least; 0 if sizes are not fixed."""
+    measures, layout = list(measures), gates_of(model).layout
+    needs = read_as(model, measures, needs_of(measures))
+    largest = max(part.stop - part.start for part in pieces(images, layout, needs))
+    return int(4 * numbers_of(layout, needs) * largest)
+
+
 def pieces(count: int, layout: HeadLayout, needs: Collection[Need] = ("attn",)) -> list[slice]:
     """Slices of images, about equally long: the record of each takes at most ``MOST`` bytes, or is of one image.
 

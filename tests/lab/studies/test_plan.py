@@ -23,6 +23,7 @@ from mhprobe.masking.random import Random
 from mhprobe.measures.ablation_delta import AblationDelta
 from mhprobe.measures.activation_norm import ActivationNorm
 from mhprobe.measures.entropy import Entropy
+from mhprobe.recording.measuring import bytes_of
 from models import tiny_vit
 
 
@@ -142,10 +143,27 @@ def test_the_cost_of_measures_is_said_of_both_networks(monkeypatch):
     control = SimpleNamespace(missing=lambda names: {"it": names}, model=twin, name="untrained")
     material = SimpleNamespace(trained=ours, untrained_network=control)
     monkeypatch.setattr(plan, "_cost", lambda material, ask: costs[ask.keywords["model"]])
-    words = "about 2 min and about 60 s for the freshly initialised network"
+    rooms = {network: ", 0.4 GiB beside the network", twin: ""}
+    monkeypatch.setattr(plan, "_room", lambda material, model, measures: rooms[model])
+    words = (
+        "about 2 min, 0.4 GiB beside the network and about 60 s for the freshly initialised network"
+    )
     assert plan._cost_of_measures(material, ["it"]) == words
     ours.missing = control.missing = lambda names: {}
     assert plan._cost_of_measures(material, ["it"]) == "measured before"
+
+
+@pytest.mark.parametrize("material", [tiny_vit], indirect=True)
+def test_memory_is_said_before_it_is_taken_if_it_is_much(material, monkeypatch):
+    measures = {"entropy": Entropy(material.layout)}
+    assert plan._room(material, material.model, measures) == ""
+    monkeypatch.setattr(plan, "WORTH_SAYING", 1)
+    held = bytes_of(material.model, measures.values(), material.data.eval_batch_size)
+    assert held > 0 and plan._room(material, material.model, measures).endswith(
+        "beside the network"
+    )
+    one = bytes_of(material.model, measures.values(), 1)
+    assert one < held <= 8 * one, "a batch is recorded in pieces"
 
 
 def looks_at_all(material, clock):

@@ -24,9 +24,10 @@ from mhprobe.io.progress import duration, progress
 from mhprobe.masking.parts.curve import CurveSpec
 from mhprobe.masking.parts.units import make_units
 from mhprobe.measures.base import Measure
-from mhprobe.recording.measuring import feed
+from mhprobe.recording.measuring import bytes_of, feed
 
 SHARE = 50  # an estimate takes a fiftieth of the images
+WORTH_SAYING = 2**27  # bytes that a step holds
 FEWEST = 8  # images; with fewer the start takes most of the time
 
 
@@ -153,8 +154,15 @@ def _cost_of_measures(material: Material, names: Sequence[str]) -> str:
         if network is not None and group:
             show = functools.partial(_shown, model=network.model, measures=group)
             whose = " for the freshly initialised network" if network.name else ""
-            parts.append(_cost(material, show) + whose)
+            parts.append(_cost(material, show) + _room(material, network.model, group) + whose)
     return " and ".join(parts) or "measured before"
+
+
+def _room(material: Material, model: nn.Module, measures: Mapping[str, Measure]) -> str:
+    """Return in words the memory that the largest record takes; "" if it is small."""
+    batch = min(material.data.eval_batch_size, material.data.sizes["test"])
+    held = bytes_of(model, measures.values(), batch)
+    return f", {held / 2**30:.1f} GiB beside the network" if held >= WORTH_SAYING else ""
 
 
 def _shown(material: Material, model: nn.Module, measures: Mapping[str, Measure]) -> bool | None:
