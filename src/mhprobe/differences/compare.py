@@ -29,7 +29,7 @@ Null = Literal["rounding", "images"]
 FACTOR = 4.0  # two bits: other kernels add up in another order
 RATE = 0.05
 LEAST = 4  # images: fewer leave a test no degrees of freedom
-ROOM = 250_000_000  # bytes that the passes of one batch may take
+ROOM = 100_000_000  # bytes that the passes of one batch may take
 MOST = 32  # images of a batch
 
 
@@ -72,27 +72,25 @@ def measured(
     b: Side,
     pairs: Pairs,
     batches: Batches,
-    null: Null,
+    null: Null | Own,
     dtype: torch.dtype,
     other: Torch | None = None,
     done: Callable[[int], object] = lambda images: None,
 ) -> Measured:
     """Run both networks on all images. dtype: of B. other: a network that says what nothing looks like.
 
+    null: a name, or the level of rounding, as ``level_of_rounding`` gave it before.
     Raises UserError for fewer than ``LEAST`` images, outputs of other widths, and what ``passes.run``
     refuses.
     """
-    level, size = None, 2
+    level, size = (null, 2) if isinstance(null, Own) else (None, 2)
     owns, rests, betweens, outs = list[Own](), list[Rest](), list[tuple[Tensor, ...]](), []
     similar = [_Similar() for _ in pairs.heads]
     for batch in batches(1):
         size = _fitting(a, b, batch)
         break
     if null == "rounding" and other is None:
-        few = torch.cat([batch.ours for batch in _few(batches(1), nulls.IMAGES)])
-        half = dtype if dtype.itemsize < a.dtype.itemsize else None
-        parts = [nulls.rounding(a, pairs, part, half) for part in few.split(size)]
-        level = Own(*(torch.stack(list(of)).amax(0) for of in zip(*parts, strict=True)))
+        level = level_of_rounding(a, pairs, batches, dtype, size)
     for batch in batches(size):
         first, natural = a.run(batch.ours), b.run(batch.theirs)
         _refuse_other_outputs(a, b, first, natural)
@@ -118,9 +116,12 @@ def measured(
             f"diff: expected at least {LEAST} images, got {count}: fewer leave the tests nothing to "
             "vary over."
         )
-    eps = max(torch.finfo(kind).eps for kind in (a.dtype, dtype))
+    # what a cast to B's precision gives is in the level already
+    eps = max(
+        torch.finfo(kind).eps for kind in ({a.dtype} if level is not None else {a.dtype, dtype})
+    )
     return Measured(
-        null if other is None else "images",
+        "rounding" if level is not None else "images",
         Own(*map(torch.cat, zip(*owns, strict=True))),
         Rest(*map(torch.cat, zip(*rests, strict=True))),
         level,
@@ -132,6 +133,16 @@ def measured(
         torch.cat(labels) if labels[0] is not None else None,
         eps,
     )
+
+
+def level_of_rounding(
+    a: Torch, pairs: Pairs, batches: Batches, dtype: torch.dtype, size: int
+) -> Own:
+    """Return what A differs by from itself, of the first ``nulls.IMAGES`` images, ``size`` at a time. dtype: of B."""
+    few = torch.cat([batch.ours for batch in _few(batches(1), nulls.IMAGES)])
+    half = dtype if dtype.itemsize < a.dtype.itemsize else None
+    parts = [nulls.rounding(a, pairs, part, half) for part in few.split(size)]
+    return Own(*(torch.stack(list(of)).amax(0) for of in zip(*parts, strict=True)))
 
 
 def _few(batches: Iterable[Batch], most: int) -> Iterator[Batch]:
@@ -355,14 +366,22 @@ def explained(
     """
     gathered: dict[str, list[tuple[Tensor, Tensor, Tensor | None]]] = {}
     for batch in batches(size):
-        first = a.run(batch.ours, attention=False)
-        fed = b.run(batch.theirs, fed=first)
-        lent = a.run(batch.ours, fed=first, borrowed=units_of(pairs, fed), attention=False)
-        mine, theirs, half = (one.streams[number] for one in (first, fed, lent))
-        for name, delta in _deltas(mine, theirs, half).items():
-            logits = _with(a, batch.ours, first, number, delta)
-            gathered.setdefault(name, []).append((first.logits, logits, batch.labels))
+        before, deltas = _given(a, b, pairs, batch, number)
+        for name, delta in deltas.items():
+            logits = _with(a, batch.ours, number, delta)
+            gathered.setdefault(name, []).append((before, logits, batch.labels))
     return {name: _effect(parts, classes) for name, parts in gathered.items()}
+
+
+def _given(
+    a: Torch, b: Side, pairs: Pairs, batch: Batch, number: int
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """(B, classes) A's logits, and what a block of B does differently. No pass is kept."""
+    first = a.run(batch.ours, attention=False)
+    fed = b.run(batch.theirs, fed=first)
+    lent = a.run(batch.ours, fed=first, borrowed=units_of(pairs, fed), attention=False)
+    mine, theirs, half = (one.streams[number] for one in (first, fed, lent))
+    return first.logits, _deltas(mine, theirs, half)
 
 
 def _deltas(
@@ -380,7 +399,7 @@ def _deltas(
     }
 
 
-def _with(a: Torch, images: Tensor, first: Pass, number: int, delta: Tensor) -> Tensor:
+def _with(a: Torch, images: Tensor, number: int, delta: Tensor) -> Tensor:
     """(B, classes) logits of A with ``delta`` (B, T, C) added behind one of its blocks."""
     block = a.backbone.get_submodule(a.layout.blocks[number].name)
 
@@ -392,7 +411,7 @@ def _with(a: Torch, images: Tensor, first: Pass, number: int, delta: Tensor) -> 
 
     handle = block.register_forward_hook(add)
     try:
-        return a.run(images, attention=False).logits
+        return a.logits(images)
     finally:
         handle.remove()
 

@@ -40,14 +40,15 @@ def rounding(a: Torch, pairs: Pairs, images: Tensor, dtype: torch.dtype | None) 
     dtype: of B, where it is half precision.
     """
     first, pairs = a.run(images), Pairs(*(list(map(_with_itself, of)) for of in pairs))
-    variants = [
-        _one_at_a_time(a, images, first),
-        _other_threads(a, images, first),
-        _in(a, images, first, torch.float64),
+    variants: list[Callable[[], Pass]] = [
+        lambda: _one_at_a_time(a, images, first),
+        lambda: _other_threads(a, images, first),
+        lambda: _in(a, images, first, torch.float64),
     ]
     if dtype is not None:
-        variants.append(_in(a, images, first, dtype))
-    found = [own(a, a, pairs, first, fed) for fed in variants]
+        variants.append(lambda: _in(a, images, first, dtype))
+    # one variant's pass at a time: each takes as much room as a batch
+    found = [own(a, a, pairs, first, variant()) for variant in variants]
     return Own(*(_largest([one[at] for one in found]) for at in range(len(Own._fields))))
 
 

@@ -13,6 +13,9 @@ from mhprobe.differences.passes import Pass, run, units_of
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.heads import HeadLayout, HeadSite, wide
+from mhprobe.recording.checks import sized
+from mhprobe.recording.outputs import logits_of
+from mhprobe.recording.state import inspecting, usable
 
 
 class Side(Protocol):
@@ -67,6 +70,12 @@ class Torch:
         attention: bool = True,
     ) -> Pass:
         return run(self.model, self.layout, images, fed, borrowed, attention)
+
+    def logits(self, images: Tensor) -> Tensor:
+        """(B, classes), and nothing else is kept."""
+        images = images.to(next(self.model.parameters()))
+        with inspecting(self.model, gradients=False, freeze=False), sized(self.model, images):
+            return logits_of(self.model(usable(images)), self.model).detach()
 
     def output(self, site: HeadSite) -> Tensor | None:
         family = family_of(self.backbone)

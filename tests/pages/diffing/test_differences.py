@@ -145,6 +145,15 @@ def test_a_correct_copy_in_half_precision_flags_nothing(dtype):
     assert max(column(found, "value")) > 1e-4  # the control: they do differ
 
 
+def test_a_disturbed_head_of_a_copy_in_half_precision_is_held_against_what_the_cast_gives():
+    """Not against the precision's epsilon, which is twice the error of any rounding."""
+    before = loud()
+    after = copy.deepcopy(before)
+    disturb(after, 1, 2, "V", 0.025)
+    found = compared(before, after.to(torch.bfloat16))
+    assert column(found, "flagged") == [0, 0, 0, 0, 0, 1]
+
+
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:.*quantiz.*")
 def test_dynamically_quantised_layers_are_found_to_compute_differently():
     before = loud()

@@ -41,7 +41,7 @@ from mhprobe.pages.diffing.opened import (
 )
 from mhprobe.pages.diffing.shown import page
 
-SIZE = 8  # images at a time where one block's difference is given to A
+SIZE = 4  # images at a time where one block's difference is given to A
 
 
 def diff(
