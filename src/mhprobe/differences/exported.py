@@ -25,6 +25,10 @@ from mhprobe.heads import HeadSite, Stream
 
 _KINDS = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
 FED = "mhprobe_fed_"
+HIDING = (
+    ("QLinear", "gives integers and no attention: quantise in the QDQ form, not as QOperator."),
+    ("Skip", "hides the residual stream: give the export before its norms were fused."),
+)
 
 
 class Onnx:
@@ -172,8 +176,8 @@ class Onnx:
             listed = ", ".join(place.attention for place in places[:4]) or "none"
             raise UserError(
                 f"diff: {self.name} has {len(fits)} attentions of the form of those of A, and A has "
-                f"{len(self.sites)}, so it is unclear which belong together (found: {listed}). Give "
-                "an export of this network, at its image size."
+                f"{len(self.sites)}, so it is unclear which belong together (found: {listed}). "
+                f"{_advice(proto)}"
             )
         for place, site, stream in zip(
             fits, self.sites, _by_site(self.sites, reference), strict=True
@@ -282,6 +286,16 @@ class Onnx:
         return min(fits, key=lambda name: len(shapes[name]))
 
 
+def _advice(proto: Any) -> str:
+    """Say which operators hide a block, if there are such, and what to do."""
+    kinds = {node.op_type for node in proto.graph.node}
+    for hidden, advice in HIDING:
+        there = sorted(kind for kind in kinds if kind.startswith(hidden))
+        if there:
+            return f"Its {there[0]} {advice}"
+    return "Give an export of this network, at its image size."
+
+
 def _read(file: Path) -> Any:
     import onnx
 
@@ -353,6 +367,9 @@ def _session(name: str, data: bytes) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 4
+    options.enable_cpu_mem_arena = False  # it keeps what it ever had, and batches come and go
+    options.enable_mem_pattern = False
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # others wait, too
     with refusing(
         lambda error: (
             f"diff: ONNX Runtime cannot run {name}: {first_line(error)[:250]}. Export it for an opset "

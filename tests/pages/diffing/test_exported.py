@@ -15,6 +15,7 @@ from torch import nn
 
 import mhprobe
 from mhprobe import differing
+from mhprobe.differences import exported as exporting
 from mhprobe.differences.graph import Graph
 from mhprobe.surgery.export import onnx_bytes
 from models import TWINS, images_for, make_loud, tiny_vit
@@ -97,8 +98,14 @@ def test_a_disturbed_projection_in_the_graph_is_named_with_its_block(pair, tmp_p
     assert rows[1]["value"] < 1e-5 < 1e-3 < rows[1]["inherited"]
 
 
-def quantised(file: Path, to: Path, model: nn.Module, static: bool) -> Path:
-    from onnxruntime.quantization import CalibrationDataReader, quantize_dynamic, quantize_static
+def quantised(file: Path, to: Path, model: nn.Module, static: bool, whole: bool = False) -> Path:
+    """whole: every operator in integers, in the QOperator form."""
+    from onnxruntime.quantization import (
+        CalibrationDataReader,
+        QuantFormat,
+        quantize_dynamic,
+        quantize_static,
+    )
 
     logging.disable(logging.WARNING)
     try:
@@ -112,7 +119,10 @@ def quantised(file: Path, to: Path, model: nn.Module, static: bool) -> Path:
             def get_next(self):
                 return next(self.batches, None)
 
-        quantize_static(file, to, Reader(), op_types_to_quantize=["MatMul", "Gemm"])
+        if whole:
+            quantize_static(file, to, Reader(), quant_format=QuantFormat.QOperator)
+        else:
+            quantize_static(file, to, Reader(), op_types_to_quantize=["MatMul", "Gemm"])
         return to
     finally:
         logging.disable(logging.NOTSET)
@@ -124,6 +134,17 @@ def test_quantised_files_are_read_and_their_heads_flagged(pair, tmp_path, static
     found = compared(model, quantised(file, tmp_path / "int8.onnx", model, static), tolerance=1e-5)
     assert sum(found.heads.column("flagged")) == 6 and found.outside
     assert 1e-4 < max(found.heads.column("value")) < 0.5
+
+
+def test_operators_that_hide_blocks_are_named(pair, tmp_path):
+    model, file = pair
+
+    proto = onnx.load(str(file))
+    proto.graph.node[3].op_type = "SkipLayerNormalization"
+    assert "Its SkipLayerNormalization hides the residual stream" in exporting._advice(proto)
+    whole = quantised(file, tmp_path / "whole.onnx", model, static=True, whole=True)
+    with pytest.raises(mhprobe.UserError, match="in the QDQ form, not as QOperator"):
+        compared(model, whole)
 
 
 def test_half_precision_is_held_against_a_right_cast(pair, tmp_path):
