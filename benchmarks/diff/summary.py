@@ -1,0 +1,106 @@
+"""Tables and a figure of draws: shares with Wilson's interval, areas with a bootstrap over draws."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.diff.networks import NOISE
+from mhprobe.report.figures import style
+from mhprobe.stats.intervals import bootstrap
+from mhprobe.stats.significance import wilson
+
+Rows = Sequence[Mapping[str, Any]]
+COLUMNS = ("what", "of", "grade", "noise", "draws", "number", "value", "low", "high")
+# what a share is of: of all heads that nothing was done to
+CALLED = {
+    "int4": "block with 4-bit projection named first",
+    "unchanged": "runs that flag any head",
+    "images": "runs that flag any head",
+}
+
+
+def share(values: Iterable[object]) -> list[float]:
+    """Share of those that are true, and the ends of its interval."""
+    flags = torch.tensor([bool(value) for value in values])
+    low, high = wilson(flags.sum()[None], torch.tensor([len(flags)]))
+    return [float(flags.double().mean()), float(low), float(high)]
+
+
+def mean(values: Iterable[float]) -> list[float]:
+    """Mean, and the ends of its interval."""
+    numbers = torch.tensor([list(values)], dtype=torch.float64)
+    low, high = bootstrap(numbers)
+    return [float(numbers.mean()), float(low), float(high)]
+
+
+def table(draws: Sequence[Rows]) -> list[dict[str, Any]]:
+    """Rows of ``COLUMNS`` from all draws that there are."""
+    rows = [row for draw in draws for row in draw]
+    found = []
+    planted = [row for row in rows if row["kind"] == "planted"]
+    for ground in dict.fromkeys(row["ground"] for row in planted):
+        for grade, noise in NOISE.items():
+            of = [row for row in planted if (row["ground"], row["grade"]) == (ground, grade)]
+            about = ("planted head", ground, grade, noise, len(of))
+            found += [
+                [*about, "area under the ROC curve", *mean(row["auc"] for row in of)],
+                [*about, "flagged", *share(row["found"] for row in of)],
+                [*about, "another head flagged", *share(row["others"] > 0 for row in of)],
+            ]
+    for kind, called in CALLED.items():
+        of = [row for row in rows if row["kind"] == kind]
+        for way in sorted({str(row.get("way", "")) for row in of}):
+            those = [row for row in of if row.get("way", "") == way]
+            about = (kind, way, "", "", len(those))
+            found.append([*about, called, *share(row["found"] for row in those)])
+    return [dict(zip(COLUMNS, row, strict=True)) for row in found]
+
+
+def write_all(draws: Sequence[Rows], docs: Path, figure: Path) -> str:
+    """Write tables/diff_levels.csv of docs, and a figure; return the table as text."""
+    rows = table(draws)
+    file = docs / "tables" / "diff_levels.csv"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w", newline="") as open_file:
+        writer = csv.DictWriter(open_file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            ends = {key: f"{row[key]:.4f}" for key in ("value", "low", "high")}
+            writer.writerow({**row, **ends})
+    if any(row["what"] == "planted head" for row in rows):
+        _figure(rows, figure)
+    return "\n".join(_line(row) for row in rows)
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    name = " ".join(str(row[key]) for key in ("what", "of", "grade") if row[key] != "")
+    ends = f"{row['value']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
+    return f"{name}: {row['number']} {ends}, {row['draws']} draws"
+
+
+def _figure(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
+    numbers = ("area under the ROC curve", "flagged")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with style.canvas((6.6, 2.5)) as figure:
+        for at, number in enumerate(numbers):
+            axes = style.place(figure, 0.55 + 3.2 * at, 0.5, 2.5, 1.6)
+            of_panel = [row for row in rows if row["number"] == number]
+            for shade, ground in enumerate(dict.fromkeys(row["of"] for row in of_panel)):
+                of = [row for row in of_panel if row["of"] == ground]
+                ends = [[row[key] for row in of] for key in ("value", "low", "high")]
+                noise = [100 * row["noise"] for row in of]
+                style.band(axes, noise, ends, f"C{shade}", marker="o", ms=3, label=ground)
+            axes.set_xscale("log")
+            axes.set_ylim(-0.03, 1.03)
+            axes.set_xlabel("noise in a head's weights, % of their length")
+            axes.set_title(number if at == 0 else "share of planted heads flagged", loc="left")
+            if at:
+                axes.legend(title="B is a copy in", loc="lower right")
+            else:
+                style.level(axes, 0.95)
+    figure.savefig(file, dpi=120)
