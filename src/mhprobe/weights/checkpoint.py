@@ -286,8 +286,8 @@ def read_description(path: Path) -> dict[str, Any]:
     return description
 
 
-def _of_others(folder: Path, file: str) -> str:
-    """Say how weights of another training, or a folder of another library, are given."""
+def folder_of_others(folder: Path) -> str:
+    """Say how a folder of transformers or timm is given, in a sentence; "" for what is none."""
     config: dict[str, Any] = {}
     with contextlib.suppress(UserError):
         config = read_config(folder)
@@ -301,7 +301,12 @@ def _of_others(folder: Path, file: str) -> str:
             f"{folder} is a model of timm: give the backbone name=local-dir:{folder} and "
             "pretrained=true in the place of weights."
         )
-    return (
+    return ""
+
+
+def _of_others(folder: Path, file: str) -> str:
+    """Say how weights of another training, or a folder of another library, are given."""
+    return folder_of_others(folder) or (
         "Weights of another training have none: give the backbone a name=<timm's name> and "
         f"checkpoint={file}, or mhprobe.load(path, name=<timm's name>)."
     )

@@ -78,6 +78,27 @@ def test_missing_weights_and_missing_data_are_named_together_before_either_is_re
         image_data.build_images(runs.checked("train", *two))
 
 
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ('{"model_type": "vit"}', "is a model of transformers: mhprobe look takes the folder"),
+        ('{"architecture": "vit_tiny_patch16_224"}', "is a model of timm: give the backbone name="),
+        (None, "Give weights of any training"),  # the control
+    ],
+)
+def test_a_folder_of_another_library_in_the_place_of_weights_is_called_what_it_is(
+    config, says, tmp_path
+):
+    if config:
+        (tmp_path / "config.json").write_text(config)
+    with pytest.raises(
+        mhprobe.UserError, match=rf"^backbone\.checkpoint: no file {tmp_path}\. .*{says}"
+    ):
+        image_data.build_images(
+            runs.checked("train", f"backbone.checkpoint={tmp_path}", "backbone.pretrained=false")
+        )
+
+
 @pytest.mark.parametrize("key", ["weights", "optim.teacher"])
 def test_the_folder_of_a_run_stands_for_its_weights(key, tmp_path, monkeypatch):
     """The pruned ones, if there are some, as look takes them; a folder without any is refused in one line."""

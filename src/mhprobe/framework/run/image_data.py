@@ -12,10 +12,11 @@ from mhprobe.framework.run.construct import construct, keyed, refuse_plain
 from mhprobe.framework.run.quiet import quiet
 from mhprobe.framework.run.schema import Config, absent_data
 from mhprobe.io.tensors import write_outcomes
+from mhprobe.weights.checkpoint import folder_of_others
 
 
 def build_images(cfg: Config) -> ImageData:
-    """Return the images, decoded and split.
+    """Return the images, listed and split.
 
     UserError for a file that the configuration names and that is missing.
     """
@@ -28,7 +29,7 @@ def build_images(cfg: Config) -> ImageData:
         "gates.mask": (cfg.gates.mask, "a table of heads with a column kept"),
     }
     missing = [
-        f"{key}: no file {file}. Give {what}."
+        f"{key}: no file {file}. {folder_of_others(Path(str(file))) or f'Give {what}.'}"
         for key, (file, what) in named.items()
         if file is not None and not Path(str(file)).is_file()
     ]
