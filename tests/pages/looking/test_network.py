@@ -143,7 +143,7 @@ def sizes(**given):
                 *({"input_size": 5.5}, {"input_size": [3, 65536, 65536]}, {"input_size": "x"}),
             )
         ),
-        *(sizes(depth=value) for value in (1_000_000, 1e6, "2", [2], 5000)),
+        *(sizes(depth=value) for value in (1_000_000, 12_345_997, 1e6, "2", [2], 5000)),
         *(sizes(embed_dim=value) for value in (30000, "x", [24])),
         *(sizes(img_size=value) for value in (16384, [1], {"a": 1}, "x")),
         sizes(no_such=3),
@@ -177,7 +177,7 @@ def test_a_pipe_or_a_device_in_a_folder_is_not_read(of_timm, name):
 @pytest.mark.parametrize(
     "part",
     [
-        *({"num_hidden_layers": value} for value in (1_000_000, "2", None, [2])),
+        *({"num_hidden_layers": value} for value in (1_000_000, 12_345_997, "2", None, [2])),
         *({"hidden_size": value} for value in (300_000, "x", None)),
         *({"image_size": value} for value in (65536, "x", [28], {"a": 1})),
         *({"model_type": value} for value in ("no_such", 5, None, "bert")),

@@ -17,11 +17,16 @@ from mhprobe.io.ordinary import ordinary, read_json
 CONFIG = "config.json"
 PIXELS = 4096**2  # of an image that a network takes
 CHANNELS = 1024
+MOST = 2**16  # pixels of a side, blocks
 _WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".ckpt", ".npz", ".tar")
 
 
 def _whole(value: Any) -> bool:
-    return type(value) is int and 0 < value <= 2**16
+    return type(value) is int and 0 < value <= MOST
+
+
+def _blocks(value: Any) -> bool:
+    return all(map(_whole, value)) if isinstance(value, list) and value else _whole(value)
 
 
 def _size(value: Any) -> bool:
@@ -53,6 +58,10 @@ _PICTURES: dict[str, _Rule] = {
     **dict.fromkeys(("input_size", "test_input_size", "min_input_size"), _SIZE),
     **dict.fromkeys(("mean", "std", "image_mean", "image_std"), _MEAN),
 }
+# timm and transformers make a list of so many numbers before they make the first block
+_BLOCKS: dict[str, _Rule] = dict.fromkeys(
+    ("depth", "depths", "num_hidden_layers"), (f"a number of blocks up to {MOST:,}", _blocks)
+)
 _POSITIVE: _Rule = (
     "a positive number",
     lambda value: type(value) in (int, float) and 0 < value < math.inf,
@@ -70,6 +79,7 @@ _RULES: dict[str, _Rule] = {
     "image_size": _SIZE,
     **_PICTURES,
     **_PROCESSOR,
+    **_BLOCKS,
 }
 _NAMES = ("architecture", "model_type")  # null is no name; elsewhere it leaves the choice open
 
@@ -106,7 +116,7 @@ def read_config(folder: Path, name: str = CONFIG) -> dict[str, Any]:
     if isinstance(config.get("image_processor"), Mapping):
         _check(config["image_processor"], _PROCESSOR, path, "image_processor.")
     if isinstance(config.get("model_args"), Mapping):
-        _check(config["model_args"], {"img_size": _SIZE}, path, "model_args.")
+        _check(config["model_args"], {"img_size": _SIZE} | _BLOCKS, path, "model_args.")
     return dict(config)
 
 
