@@ -10,7 +10,7 @@ head width, W windows.
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -95,8 +95,7 @@ class Shown(Weights):
         return Shown(parts[0])
 
 
-@dataclass(frozen=True)
-class Product:
+class Product(NamedTuple):
     """Arguments of torch's scaled_dot_product_attention, in its order."""
 
     query: Tensor
@@ -113,22 +112,21 @@ class Paired(Weights):
     """Weights of a ``Product`` of queries and keys. slope: along its result."""
 
     def __init__(self, heads: int, product: Product) -> None:
-        query, key, value = product.query, product.key, product.value
-        attn_mask = product.attn_mask
+        query, key, value, attn_mask, _, causal, scale, grouped = product
         if query.dim() == 3:  # rows and heads in one dimension
             query, key, value = (part.unflatten(0, (-1, heads)) for part in (query, key, value))
             if attn_mask is not None and attn_mask.dim() == 3:
                 attn_mask = attn_mask.unflatten(0, (-1, heads))
-        if product.enable_gqa:
+        if grouped:
             times = query.shape[1] // key.shape[1]
             key, value = (part.repeat_interleave(times, 1) for part in (key, value))
         self.query, self.key = query.detach(), key.detach()
         self.value: Tensor | None = value.detach()
         self.slope: Tensor | None = None
         self.device = query.device
-        self.scale = query.shape[-1] ** -0.5 if product.scale is None else product.scale
+        self.scale = query.shape[-1] ** -0.5 if scale is None else scale
         self.shape = (*query.shape[:3], key.shape[2])
-        self.causal = product.is_causal
+        self.causal = causal
         self.mask = None if attn_mask is None else attn_mask.detach().expand(self.shape)
         # a bias of positions is the same for all rows, also in a batch of one
         self.shared = attn_mask is None or attn_mask.dim() < 4 or len(attn_mask) == 1

@@ -266,7 +266,7 @@ def test_a_constant_fitted_to_logits_is_refused_to_features_before_any_image_is_
         monkeypatch.context() as patch,
         pytest.raises(UserError, match=r"^prune\.fold: optimal .* expected mean or z"),
     ):
-        patch.setattr("mhprobe.pruning.rounds.Images.show", None)
+        patch.setattr("mhprobe.pruning.rounds.Judge.show", None)
         mhprobe.prune.run(cfg, tmp_path / "prune")
     assert not (tmp_path / "prune" / "pruned.safetensors").exists()
     cfg = runs.config("mask", tmp_path, weights, FEATURES, *SMALL, ORDER, "masking.fill=optimal")

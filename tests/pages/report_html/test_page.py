@@ -21,6 +21,7 @@ from mhprobe.errors import UserError
 from mhprobe.framework.run.members import members
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.io.written import with_interval
+from mhprobe.measures.ablation_delta import AblationDelta
 from mhprobe.pages.html import finish_report, finish_sweep, write_report
 from mhprobe.pages.html import page as page_of
 from mhprobe.pages.html.kept import Live
@@ -953,6 +954,7 @@ def test_a_head_is_drawn_by_class_but_not_its_p_nor_what_all_heads_share(tmp_pat
         columns,
         "rise of the loss (nats)",
         axes=axes,
+        along=AblationDelta.along,
         masks=True,
     )
     report.add_metrics({"test/accuracy": 0.9, "test/images": 300})
@@ -963,8 +965,9 @@ def test_a_head_is_drawn_by_class_but_not_its_p_nor_what_all_heads_share(tmp_pat
     )
     assert not any({"unit", "masks"} & set(entries[f"ablation_delta_{name}"]) for name in axes)
     of_axes = [entries[f"ablation_delta_{name}"] for name in axes]
-    assert [entry["label"] for entry in of_axes] == ["by class", "class p holm", "class accuracy"]
-    assert [entry["larger"].split(":")[0] for entry in of_axes] == ["more", "nothing", "more"]
+    said = [(entry["label"], entry["larger"]) for entry in of_axes]
+    assert said == [AblationDelta.along[name] for name in axes]
+    assert [larger.startswith("nothing: ") for _, larger in said] == [False, True, False]
     write_report(tmp_path)
     page = Page((tmp_path / "report.html").read_text())
     assert [shown["name"] for shown in page.data["classes"]] == ["ablation delta by class"]

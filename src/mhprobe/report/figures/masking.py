@@ -349,7 +349,8 @@ def maskable(heads: Sequence[MaskedHead], similarity: str, inert: float) -> Figu
         if like is not None:
             curves.setdefault(head.curve, []).append((head, like))
     per_row = min(3, max(1, len(curves)))
-    beside = 4 if per_row == 3 else 2  # entries of the legend, which stands below
+    entries = len(PHASES) + 1  # of the legend, which stands below
+    beside = entries if per_row == 3 else 2
     points = [point for of in curves.values() for point in of]
     shares = [max(head.write_share, 1e-3) for head, _ in points]
     above = ", above chance" if any(like.null is not None for _, like in points) else ""
@@ -358,7 +359,7 @@ def maskable(heads: Sequence[MaskedHead], similarity: str, inert: float) -> Figu
     lowest = 0.8 * min([*shares, inert])
     highest = 1.25 * max([*shares, 1.0])
     digits = (1, 2, 5) if highest / lowest < 100 else (1,)  # more would run into each other
-    rows = -(-(len(PHASES) + 1) // beside)  # of the legend
+    rows = -(-entries // beside)  # of the legend
     edges = (0.68, 0.68 + 0.17 * (rows - 1), 0.42, 0.3)
     with style.grid(len(curves), (1.9, 1.9), (0.42, 0.42), edges, 3.5, per_row) as (figure, places):
         for (axes, first, last), (name, of) in zip(places, curves.items(), strict=True):

@@ -123,7 +123,7 @@ def chosen(names: Sequence[str] | None) -> dict[str, Claim]:
 
 
 def refuse_left_out(claims: Mapping[str, Claim], measures: Collection[str]) -> None:
-    """UserError where a claim needs a measure that is not among ``measures``, those of evidence.measure."""
+    """UserError where a claim needs a measure that is not among ``measures``."""
     needing = {
         name: [of for of in claim.measures if of not in measures] for name, claim in claims.items()
     }
@@ -133,7 +133,7 @@ def refuse_left_out(claims: Mapping[str, Claim], measures: Collection[str]) -> N
         one = len(missing) == 1
         need = f"{counted(len(without), 'claim')} {'needs' if len(without) == 1 else 'need'}"
         raise UserError(
-            f"evidence.measure: {', '.join(missing)} {'is' if one else 'are'} left out, and {need} "
+            f"measures: {', '.join(missing)} {'is' if one else 'are'} left out, and {need} "
             f"{'it' if one else 'them'}: {first}. Keep {'it' if one else 'them'}, or name the other "
             "claims, claims=[...]."
         )

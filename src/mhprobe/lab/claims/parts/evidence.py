@@ -139,7 +139,7 @@ class Evidence:
         }
         of_all = self.material.kept(about, lambda: ranks.together(find))
         if name not in of_all:
-            raise UserError(f"it needs maps by {name}, which evidence.maps leaves out.")
+            raise UserError(f"it needs maps by {name}, which were left out.")
         return of_all[name]
 
     def run(self, name: str) -> Run:
@@ -236,7 +236,7 @@ def _refuse_features(material: Material) -> None:
 def _areas(material: Material, maps: Kinds, images: int) -> dict[str, Tensor]:
     _refuse_features(material)
     if not maps:
-        raise UserError("it needs maps, all of which evidence.maps leaves out.")
+        raise UserError("it needs maps, all of which were left out.")
     areas_nK4 = areas_of(material, maps, images, random_orders=1)
     deletion = dict(zip(maps, areas_nK4[..., 0].T.contiguous(), strict=True))
     return {**deletion, "random": areas_nK4[:, 0, 2].contiguous()}
@@ -245,7 +245,7 @@ def _areas(material: Material, maps: Kinds, images: int) -> dict[str, Tensor]:
 def _heat(material: Material, maps: Kinds, images: int) -> dict[str, Tensor]:
     _refuse_features(material)
     if "rollout" not in maps:
-        raise UserError("it needs maps by rollout, which evidence.maps leaves out.")
+        raise UserError("it needs maps by rollout, which were left out.")
     heats = heats_of(material, maps["rollout"], material.data.sizes["test"])
     return dict(zip(("heat", "right"), heats.T.contiguous(), strict=True))
 
