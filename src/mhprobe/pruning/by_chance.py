@@ -6,19 +6,17 @@ kind as were removed. Nothing is repaired or tuned, so this stands beside the ma
 Shapes: A units of all sites, N test images, R draws.
 """
 
+import functools
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import layout_of
-from mhprobe.gates import gates_of
 from mhprobe.gates.fill import Fill
 from mhprobe.heads import HeadLayout
-from mhprobe.io.progress import progress
-from mhprobe.recording.replay import gate_values
 from mhprobe.recording.state import moved
-from mhprobe.scoring.parts.tally import tally
+from mhprobe.scoring.parts.evaluate import Evaluator, MaskedAs
 
 if TYPE_CHECKING:
     from mhprobe.pruning.rounds import Judge
@@ -70,23 +68,18 @@ def by_chance(
     if not draws:
         return None
     images = judge.selection
-    size, where = images.data.sizes["test"], images.some("test", AT_MOST)
-    whole = float(right_N[where].double().mean())
+    where = images.some("test", AT_MOST)
     masks = torch.cat([gone_A[None], drawn(gone_A, layout_of(model), draws, images.seed)])
-    model = moved(model, images.device).eval()
-    gates = gates_of(model)
-    changes = []
-    with progress("random heads on test", len(masks), "masks") as done:
-        for values in gate_values(gates, masks, rescale):
-            with gates.filled(fill, values[None]), gates.fixed(values):
-                found = tally(
-                    model,
-                    images.test(AT_MOST),
-                    size,
-                    score=judge.scores["test"],
-                    check_images=False,
-                )
-            changes.append(float(found["accuracy"]) - whole)
-            done(1)
-    chosen, *by_draw = changes
+    evaluate = Evaluator(
+        moved(model, images.device).eval(),
+        images.test,
+        images.data.sizes["test"],
+        "random heads on test",
+        pick=functools.partial(images.data.batches, "test", images.device),
+        masked=MaskedAs(fill, rescale),
+        score=judge.scores["test"],
+    )
+    right_Mn = evaluate(masks, where).right
+    whole = right_N[where].double().mean()
+    chosen, *by_draw = (right_Mn.double().mean(1) - whole).tolist()
     return ByChance(sum(by_draw) / draws, chosen, draws, len(where))

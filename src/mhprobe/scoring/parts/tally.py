@@ -77,17 +77,15 @@ def tally(
     num_images: int,
     done: Callable[[Batch], None] = lambda batch: None,
     score: Score | None = None,
-    check_images: bool = True,
 ) -> dict[str, Tensor]:
     """Evaluate ``model`` in eval mode and full precision; see ``Tally``.
 
-    num_images: of the whole split. done: after each batch. check_images: False where ``batches`` are
-    of some images of it. A collective.
+    done: after each batch. A collective.
     """
     device = next(model.parameters()).device
     with torch.autocast(device.type, enabled=False):
         score = (score or Labels()).beside(lambda images: logits_of(model(images), model)[None])
-        counted = Tally(num_images, check_images, score).to(device)
+        counted = Tally(num_images, score=score).to(device)
         for batch in batches:
             counted.update(batch, logits_of(model(batch.images), model))
             done(batch)
