@@ -6,7 +6,7 @@ these also in an archive.
 
 import io
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,26 +92,26 @@ def _batches(
     """The original distribution, six files of 10,000 images each. load: reads one of them."""
     names = archive.names()
     files = {Path(name).name.removesuffix(ending): name for name in names if name.endswith(ending)}
-    wanted = [batch for batches in BATCHES.values() for batch in batches]
-    if missing := [batch for batch in wanted if batch not in files]:
+    needed = [batch for batches in BATCHES.values() for batch in batches]
+    if missing := [batch for batch in needed if batch not in files]:
         raise UserError(
             f"root: {archive.path} lacks {', '.join(missing)} of CIFAR-10's six batch files."
         )
 
-    def loaded(split: str) -> list[tuple[np.ndarray, np.ndarray]]:
-        read = archive.read([files[batch] for batch in BATCHES[split]])
-        there = {
-            Path(name).name.removesuffix(ending): load(data, f"{archive.path}: {name}")
-            for name, data in read
-        }
-        return [there[batch] for batch in BATCHES[split]]
+    def loaded(batches: Collection[str]) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+        """Name, pixels (N, 3072) and labels (N,) of each batch."""
+        for name, data in archive.read([files[batch] for batch in batches]):
+            pixels, labels = load(data, f"{archive.path}: {name}")
+            yield Path(name).name.removesuffix(ending), pixels, labels
 
-    labels = {split: np.concatenate([of for _, of in loaded(split)]) for split in BATCHES}
+    by_batch = {batch: labels for batch, _, labels in loaded(needed)}
+    labels = {split: np.concatenate([by_batch[of] for of in BATCHES[split]]) for split in BATCHES}
 
     def decoded(wanted: Wanted | None = None) -> Iterator[tuple[str, int, np.ndarray]]:
         every = {split: np.arange(len(of)) for split, of in labels.items()}
         for split, positions in (every if wanted is None else wanted).items():
-            pixels = np.concatenate([of for of, _ in loaded(split)]).reshape(-1, 3, 32, 32)
+            there = {batch: pixels for batch, pixels, _ in loaded(BATCHES[split])}
+            pixels = np.concatenate([there[of] for of in BATCHES[split]]).reshape(-1, 3, 32, 32)
             for i in positions.tolist():
                 yield split, i, pixels[i].transpose(1, 2, 0)
 

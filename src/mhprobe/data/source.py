@@ -46,11 +46,10 @@ class Contents:
 
     def walk(self, wanted: Wanted | None = None) -> Iterator[tuple[Any, ...]]:
         """Walk over the wanted images, as ``images`` does over all; None: all."""
-        if wanted is None:
-            yield from self.images()
+        if wanted is not None and self.some is not None:
+            yield from self.some(wanted)
             return
-        images = self.images() if self.some is None else self.some(wanted)
-        for split, position, *parts in images:
+        for split, position, *parts in self.images():
             if is_wanted(wanted, split, position):
                 yield split, position, *parts
 
