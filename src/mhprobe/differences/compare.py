@@ -72,18 +72,18 @@ def measured(
     b: Side,
     pairs: Pairs,
     batches: Batches,
-    null: Null | Own,
+    null: Null,
     dtype: torch.dtype,
     other: Torch | None = None,
     done: Callable[[int], object] = lambda images: None,
 ) -> Measured:
     """Run both networks on all images. dtype: of B. other: a network that says what nothing looks like.
 
-    null: a name, or the level of rounding, as ``level_of_rounding`` gave it before.
     Raises UserError for fewer than ``LEAST`` images, outputs of other widths, and what ``passes.run``
     refuses.
     """
-    level, size = (null, 2) if isinstance(null, Own) else (None, 2)
+    level: Own | None = None
+    size = 2
     owns, rests, betweens, outs = list[Own](), list[Rest](), list[tuple[Tensor, ...]](), []
     similar = [_Similar() for _ in pairs.heads]
     for batch in batches(1):

@@ -97,9 +97,9 @@ class Pruning:
 
     def _kept(self) -> Tensor | None:
         """(A,) bool, the decision of learned gates that the weights' file holds."""
-        weights = self._weights()
-        return gates_kept(weights) if weights else None
+        return gates_kept(self._weights) if self._weights else None
 
+    @functools.cached_property
     def _weights(self) -> dict[str, Any]:
         file = networks.weights_file(self.cfg)
         return read_description(Path(file)) if file else {}
@@ -113,7 +113,7 @@ class Pruning:
             export.needs_onnx()
         cache = {"cache": Path(cfg.cache_dir) / "orders", "facts": material.identity}
         judge = judge_of(cfg, settings, material, **cache)
-        origin = made_from(cfg, settings, material.data, self._weights())
+        origin = made_from(cfg, settings, material.data, self._weights)
         # no images of ours: "test", whichever they were
         looked_up = measured_on(getattr(source, "order", None))
         looked_at = [*description.get("chosen_by", ()), *([f"{looked_up}:"] if looked_up else ())]

@@ -119,15 +119,15 @@ class Places:
         """(W, K) bool: the first token, of a site that has a class token."""
         return (self.token == 0) & ~self.patch
 
-    @property
-    def patch_keys(self) -> Tensor:
-        """(W, Q, K) bool, patches that a query may attend to, class token or patch."""
-        return self.pairs & self.patch[:, None]
-
     @functools.cached_property
     def class_queries(self) -> Tensor:
         """(W, Q) bool: the same of queries."""
         return self._of_queries(self.is_class)
+
+    @functools.cached_property
+    def patch_keys(self) -> Tensor:
+        """(W, Q, K) bool: the key is a patch that the query, of any kind, may attend to."""
+        return self.pairs & self.patch[:, None]
 
     def window_and_key(self, at: Tensor) -> tuple[Tensor, Tensor]:
         """Window and key of pairs (N,), numbers among W x Q x K."""
@@ -317,11 +317,6 @@ class Piece:
     def columns(self) -> Tensor:
         """(b, W, H, K) sum of ``rows`` over queries."""
         return self.rows.sum(3)
-
-    @functools.cached_property
-    def row_sums(self) -> Tensor:
-        """(b, W, H, Q) sums of ``rows``: 1, or 0 without a key."""
-        return self.rows.sum(-1)
 
     @functools.cached_property
     def patch_rows(self) -> Tensor:
