@@ -24,7 +24,9 @@ def run(cfg: "Config", folder: Path) -> None:
     refuse_left_out(claims, parts.measure)
     names = tuple(dict.fromkeys(name for claim in claims.values() for name in claim.measures))
     maps = {name: construct(part, f"evidence.maps.{name}") for name, part in parts.maps.items()}
-    counts = Counts(parts.maps_of, parts.control_of, parts.chosen_on, parts.draws)
+    counts = Counts(
+        parts.measures_of, parts.maps_of, parts.control_of, parts.chosen_on, parts.draws
+    )
 
     def questions(material: "Material", _: "Report") -> list[Question]:
         second = parts.second and image_data.prepare(parts.second, "evidence.second")

@@ -14,9 +14,9 @@ from data_sets import Noise
 from mhprobe.data.base import ImageData, InputSpec
 from mhprobe.errors import UserError
 from mhprobe.framework.questions.masking import Masking
-from mhprobe.framework.questions.material import Material
-from mhprobe.lab.claims.parts.asking import ask
-from mhprobe.lab.claims.parts.claim import chosen
+from mhprobe.framework.questions.material import Material, Measurements
+from mhprobe.lab.claims.parts.asking import ask, judged
+from mhprobe.lab.claims.parts.claim import all_claims, chosen
 from mhprobe.lab.claims.parts.draws import positions_of
 from mhprobe.lab.claims.parts.evidence import Counts, Evidence
 from mhprobe.masking.by_score import ByScore
@@ -80,18 +80,20 @@ def made(tmp_path):
             twin=control if twin else None,
             store=tmp_path / "measured",
         )
-        return Evidence(material, {}, Counts(maps=10, control=12, choice=15, draws=2))
+        return Evidence(material, {}, Counts(measures=20, maps=10, control=12, choice=15, draws=2))
 
     return make
 
 
-def test_the_twin_is_shown_fewer_images_and_both_are_kept(made, monkeypatch):
+def test_measures_and_the_twin_are_shown_fewer_images_and_both_are_kept(made, monkeypatch):
+    """Accuracy costs little an image, so that it is asked of all."""
     evidence = made()
     shares, untrained = evidence.columns("entropy")["share"], evidence.control("entropy")["share"]
-    assert (
-        int(evidence.columns("entropy")["images"]) == 30
-        and int(evidence.control("entropy")["images"]) == 12
-    )
+    assert int(evidence.columns("entropy")["images"]) == 20
+    assert int(evidence.second("gate_importance")["images"]) == 20
+    assert int(evidence.control("entropy")["images"]) == 12
+    monkeypatch.setattr(evidence, "_refuse_guessing", lambda: None)
+    assert evidence.right(torch.zeros(1, 6, dtype=torch.bool)).shape == (1, 30)
     monkeypatch.setattr(
         "mhprobe.framework.questions.material.look", None
     )  # another run measures nothing
@@ -100,6 +102,24 @@ def test_the_twin_is_shown_fewer_images_and_both_are_kept(made, monkeypatch):
     assert torch.equal(again.control("entropy")["share"], untrained) and not torch.equal(
         shares, untrained
     )
+
+
+@pytest.mark.parametrize("images", [20, 30])
+def test_a_network_of_which_nothing_can_be_recorded_has_no_verdicts(made, monkeypatch, images):
+    """Also where measures see fewer images than accuracy: all claims "not applicable" would be silence."""
+
+    def refuse(*_, **__):
+        raise UserError("the record refuses.")
+
+    material = made().material
+    counts = Counts(measures=images, maps=10, control=12, choice=15, draws=2)
+    claims = {"entropy_falls_with_depth": all_claims()["entropy_falls_with_depth"]}
+    rows = judged(material, claims, maps={}, counts=counts)["claims"].table
+    assert rows.dicts()[0]["verdict"]  # the control
+    monkeypatch.setattr("mhprobe.framework.questions.material.look", refuse)
+    blind = dataclasses.replace(material, store=None, measurements=Measurements())
+    with pytest.raises(UserError, match="the record refuses"):
+        judged(blind, claims, maps={}, counts=counts)
 
 
 def test_an_order_that_claims_judge_keeps_the_limits_of_its_curve(made, monkeypatch):

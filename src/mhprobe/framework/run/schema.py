@@ -151,6 +151,7 @@ class EvidenceParts(_Section):
     measure: dict[str, dict[str, Any]]
     masking: Masking
     maps: dict[str, dict[str, Any]]
+    measures_of: Annotated[int, Field(ge=1)]
     maps_of: Annotated[int, Field(ge=1)]
     control_of: Annotated[int, Field(ge=1)]
     chosen_on: Annotated[int, Field(ge=1)]

@@ -31,6 +31,8 @@ def judged(material: Material, claims: Mapping[str, Claim], **parts: Any) -> dic
     """
     evidence = Evidence(material, **parts)
     verdicts = ask(claims, evidence, say=material.first)
+    if evidence.measured.measurements.broken is not None:
+        raise evidence.measured.measurements.broken
     rows = rows_of(claims, verdicts, {} if evidence.twin is None else ask(claims, evidence.twin))
     if material.first:
         announce(findings(rows))
@@ -86,7 +88,7 @@ def quoted(question: Question, paper: str) -> Question:
         )
         here = {name: claim for name, claim in claims.items() if claim.measures or searched}
         sizes = material.data.sizes  # of all images, as the figure is
-        counts = Counts(maps=0, control=sizes["test"], choice=sizes["val"])
+        counts = Counts(measures=sizes["test"], maps=0, control=sizes["test"], choice=sizes["val"])
         evidence = Evidence(material, {}, counts)
         verdicts = judge(here, estimates(here, evidence), tests=len(of_paper))
         text = " ".join(quote(here[name], verdict) for name, verdict in verdicts.items())

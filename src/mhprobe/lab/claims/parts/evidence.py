@@ -41,11 +41,12 @@ NOTHING_LEARNED = (
 class Counts(NamedTuple):
     """Numbers of images that are looked at, at most.
 
-    maps: test images for maps and relations between patches. control: test images for the untrained
-    twin. choice: validation images of each draw that orders and heads are chosen on. draws: number
-    of these draws.
+    measures: test images for measures of heads; accuracy is that of all. maps: test images for maps
+    and relations between patches. control: test images for the untrained twin. choice: validation
+    images of each draw that orders and heads are chosen on. draws: number of these draws.
     """
 
+    measures: int
     maps: int
     control: int
     choice: int
@@ -72,6 +73,7 @@ class Evidence:
         key: str = "runs",
     ) -> None:
         self.material, self.layout = material, material.layout
+        self.measured = _of_fewer(material, "test", counts.measures)
         self.maps, self.counts = maps, counts
         self.twin = None
         if material.twin is not None:
@@ -80,8 +82,8 @@ class Evidence:
         self._paths: dict[str, Tensor] = {}
 
     def columns(self, name: str) -> Columns:
-        """Columns of a measure of the test images, by its name in conf/claims.yaml."""
-        return self.material.columns(name)
+        """Columns of a measure by its name in conf/claims.yaml, of at most ``counts.measures`` test images."""
+        return self.measured.columns(name)
 
     def control(self, name: str) -> Columns:
         """Columns of the same measure of the untrained twin."""
@@ -150,9 +152,8 @@ class Evidence:
 
     @functools.cached_property
     def _on_second(self) -> Material:
-        return dataclasses.replace(
-            self.material.on(second_set(self.material.data, self.other)), passes=Together()
-        )
+        images = second_set(self.measured.data, self.other)
+        return dataclasses.replace(self.measured.on(images), passes=Together())
 
     @functools.cached_property
     def _on_draws(self) -> list[OnDraw]:
