@@ -288,7 +288,7 @@ def test_a_line_says_the_number_or_why_there_is_none():
     assert asking.number(claim, TooFewError("9 images.", 10)) == "cannot be told, 9 images."
 
 
-def test_two_sentences_say_what_was_found():
+def test_sentences_say_what_was_found_and_name_the_claims_in_words():
     claims = {
         name: all_claims()[name]
         for name in ("entropy_falls_with_depth", "a_fifth_of_the_heads_goes")
@@ -297,16 +297,28 @@ def test_two_sentences_say_what_was_found():
     others = "contradicted: 0, too small to matter: 0, cannot be told: 0, not applicable: 0"
     first = f"2 of 2 claims hold ({others})."
     rows = asking.rows_of(claims, seen, {"entropy_falls_with_depth": verdict("holds", 1.0)})
-    also = "Of those that hold, these hold for an untrained network, too: entropy_falls_with_depth."
-    assert findings(rows) == [first, also]
+    also = "Of those that hold, these hold for an untrained network, too"
+    alone = "Hold, and not for an untrained network"
+    assert findings(rows) == [
+        first,
+        f"{alone}: a fifth of the heads goes.",
+        f"{also}: entropy falls with depth.",
+    ]
     rows = asking.rows_of(claims, seen, {"entropy_falls_with_depth": verdict("contradicted", 1.0)})
-    assert (
-        findings(rows)[1] == "Of those that hold, these hold for an untrained network, too: none."
-    )
+    assert findings(rows)[1:] == [
+        f"{alone}: entropy falls with depth; a fifth of the heads goes.",
+        f"{also}: none.",
+    ]
+    without_twin = "There is no untrained twin to compare with."
     assert findings(asking.rows_of(claims, seen, {})) == [
         first,
-        "There is no untrained twin to compare with.",
+        "They are: entropy falls with depth; a fifth of the heads goes.",
+        without_twin,
     ]
+    seen["entropy_falls_with_depth"] = verdict("contradicted", -1.0)
+    assert (
+        findings(asking.rows_of(claims, seen, {}))[2] == "Contradicted: entropy falls with depth."
+    )
     assert findings([]) == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import shlex
 import subprocess
@@ -971,3 +972,27 @@ def test_a_head_is_drawn_by_class_but_not_its_p_nor_what_all_heads_share(tmp_pat
     write_report(tmp_path)
     page = Page((tmp_path / "report.html").read_text())
     assert [shown["name"] for shown in page.data["classes"]] == ["ablation delta by class"]
+
+
+def test_the_page_of_claims_names_them_in_words_and_folds_what_cannot_be_told(tmp_path):
+    report = Report(tmp_path, layout())
+    numbers = {"effect": 0.25, "low": 0.2, "high": 0.3, "matters": 0.1, "count": 12}
+    about = {"shape": "more", "unit": "of a share", "over": "heads", "untrained": "", "needed": ""}
+    known = {"learned": "", "reason": "", "source": "Somebody 2020"}
+    rows = [
+        {"claim": "a", "says": "Heads are alike.", "verdict": "holds", **numbers, **about, **known},
+        {"claim": "b", "says": "Heads are wide.", "verdict": "cannot be told"}
+        | (numbers | about | known | {"needed": 40}),
+        {"claim": "c", "says": "Heads go.", "verdict": "not applicable"}
+        | (dict.fromkeys(numbers, math.nan) | about | known | {"reason": "it has one head."}),
+    ]
+    add_rows(report, "claims", rows, "claims")
+    page = finish_report(tmp_path, "claims", layout()).read_text()
+    section = page.partition('<section id="claims"')[2].partition("</section>")[0]
+    open_part, *folded = section.split("<details")
+    assert "Heads are alike." in open_part and "0.25 (0.2 to 0.3; matters from 0.1)" in open_part
+    assert [("Heads are wide." in part, "Heads go." in part) for part in folded] == [
+        (True, False),
+        (False, True),
+    ]
+    assert "40 heads would tell" in folded[0] and "it has one head." in folded[1]

@@ -127,6 +127,7 @@ def _page(
         words=said,
         first=SENTENCES if heads else len(said),
         first_figures=FIGURES,
+        claims=words.verdicts(run.rows("claims")),
         glance=words.glance(heads, measures),
         chosen_on=words.chosen_on(run),
         facts=facts(run),

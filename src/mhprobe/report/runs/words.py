@@ -1,7 +1,8 @@
 """Sentences on the result of a run, with intervals, chance levels, and the images that chose."""
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -60,7 +61,7 @@ def chosen_on(run: Run) -> str:
 
 
 def findings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return two sentences on claims of the literature: counts of verdicts, and those of the untrained twin.
+    """Return sentences on claims of the literature: counts of verdicts, and which claims have been decided.
 
     rows: claim, verdict, untrained; [] gives no sentence.
     """
@@ -69,14 +70,77 @@ def findings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     counts = Counter(row["verdict"] for row in rows)
     others = ", ".join(f"{word}: {counts[word]}" for word in list(VERDICTS)[1:])
     first = f"{counts['holds']} of {len(rows)} claims hold ({others})."
+    hold = [row for row in rows if row["verdict"] == "holds"]
+    contradicted = _in_words(row for row in rows if row["verdict"] == "contradicted")
+    against = [f"Contradicted: {contradicted}."] if contradicted else []
     if not any(row["untrained"] for row in rows):
-        return [first, "There is no untrained twin to compare with."]
-    both = [row["claim"] for row in rows if row["verdict"] == row["untrained"] == "holds"]
+        which = [f"They are: {_in_words(hold)}."] if hold else []
+        return [first, *which, *against, "There is no untrained twin to compare with."]
+    alone = _in_words(row for row in hold if row["untrained"] != "holds")
+    both = _in_words(row for row in hold if row["untrained"] == "holds")
     return [
         first,
-        "Of those that hold, these hold for an untrained network, too: "
-        f"{', '.join(both) or 'none'}.",
+        *([f"Hold, and not for an untrained network: {alone}."] if alone else []),
+        f"Of those that hold, these hold for an untrained network, too: {both or 'none'}.",
+        *against,
     ]
+
+
+def _in_words(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return the names of claims in words, with semicolons between."""
+    return "; ".join(str(row["claim"]).replace("_", " ") for row in rows)
+
+
+class Judged(NamedTuple):
+    """Claims of one verdict. decided: the verdict says something about the network."""
+
+    verdict: str
+    decided: bool
+    claims: list[dict[str, str]]
+
+
+def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[Judged]:
+    """Return the claims of each verdict that some claim has, decided ones first.
+
+    rows: of the table ``claims``. Each claim has ``says``, its sentence; ``number``, its effect
+    with the interval, or the reason why there is none; ``beside``, what else is known of it; and
+    ``source``.
+    """
+    groups = []
+    for word in VERDICTS:
+        if of_word := [row for row in rows if row["verdict"] == word]:
+            told = [
+                {
+                    "says": str(row["says"]),
+                    "number": _effect(row),
+                    "beside": _beside(row),
+                    "source": str(row.get("source", "")),
+                }
+                for row in of_word
+            ]
+            groups.append(Judged(word, word in list(VERDICTS)[:3], told))
+    return groups
+
+
+def _effect(row: Mapping[str, Any]) -> str:
+    """Return the effect of a claim with its interval, or the reason why there is none."""
+    if row.get("effect") in (None, "") or not math.isfinite(float(row["effect"])):
+        return str(row.get("reason") or "")
+    effect, low, high = (float(row[name]) for name in ("effect", "low", "high"))
+    cut = "at most" if row["shape"] == "at most" else "matters from"
+    return (
+        f"{effect:.2g} ({low:.2g} to {high:.2g}; {cut} {float(row['matters']):g}) {row['unit']}, "
+        f"of {counted(int(row['count']), str(row['over']).removesuffix('s'))}"
+    )
+
+
+def _beside(row: Mapping[str, Any]) -> str:
+    """Return whether a claim was learned, or how many heads or images would decide it."""
+    if row.get("learned") == "no":
+        return "It holds for the untrained network, too."
+    if row["verdict"] == "cannot be told" and row.get("needed"):
+        return f"{int(row['needed']):,} {row['over']} would tell."
+    return ""
 
 
 def glance(heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list[dict[str, str]]:
