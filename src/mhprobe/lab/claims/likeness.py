@@ -75,7 +75,7 @@ def middle_blocks_are_least_alike(of: Evidence, svcca: Columns) -> Estimate:
 
 @claim(
     says="Narrow heads are more alike than wide ones.",
-    source="What makes each head unique? (its own figures were not at hand); vision transformers",
+    source="What makes each head unique?; vision transformers",
     margin=Margin(
         0.05, "of canonical correlation", "a third of what Byun & Kim's blocks differ by"
     ),
@@ -166,7 +166,7 @@ def training_makes_outputs_unlike(of: Evidence, cka: Columns) -> Estimate:
 
 @claim(
     says="Circuits of heads differ from their initialisation.",
-    source="What makes each head unique? (its own figures were not at hand); vision transformers",
+    source="What makes each head unique?; vision transformers",
     figure="unique/weights",
     margin=Margin(0.02, "of cosine", "random circuits of this width have cosines of about .01"),
 )
