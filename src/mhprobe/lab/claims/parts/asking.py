@@ -140,6 +140,8 @@ def result(rows: Sequence[Mapping[str, Any]]) -> Result:
             "matters": "the smallest effect that matters",
             "p_holm": "p after Holm over all claims",
             "power": "chance to hold here if the effect were twice the smallest that matters, before Holm",
+            "least": "of a share: how many surely have the property",
+            "most": "of a share: how many may have it",
             "needed": "how many would tell",
             "learned": "no: it holds for the untrained twin as well",
         },
@@ -154,6 +156,7 @@ def rows_of(
 
 def _row(name: str, claim: Claim, verdict: Verdict, of_twin: Verdict | None) -> dict[str, Any]:
     estimate, untrained = verdict.estimate, "" if of_twin is None else of_twin.word
+    found = ("", "") if estimate is None or estimate.found is None else estimate.found
     return {
         "claim": name,
         "says": claim.says,
@@ -165,6 +168,7 @@ def _row(name: str, claim: Claim, verdict: Verdict, of_twin: Verdict | None) -> 
         **{name: getattr(verdict, name) for name in ("p", "p_holm", "power")},
         "over": "" if estimate is None else estimate.unit,
         "count": 0 if estimate is None else estimate.count,
+        **dict(zip(("least", "most"), found, strict=True)),
         "needed": verdict.needed or "",
         "untrained": untrained,
         "learned": "no" if verdict.word == untrained == "holds" else "",

@@ -44,7 +44,8 @@ class Estimate:
     p: (number, times) -> two-sided p that the effect is this number, with ``times`` as many heads
     or images. power: (number, true effect) -> chance that the 95 % interval does not reach the
     number. unit, count: the sample: heads, blocks or images. chance: the chance level that was
-    subtracted, or NaN. needed: number of images that would be enough, if these are too few.
+    subtracted, or NaN. needed: number of images that would be enough, if these are too few. found:
+    of a share, how many have the property at the least and at the most.
     """
 
     effect: float
@@ -56,6 +57,7 @@ class Estimate:
     count: int
     chance: float = math.nan
     needed: int | None = None
+    found: tuple[int, int] | None = None
 
     def beyond(self, number: float) -> "Estimate":
         """Return the estimate of the effect minus a number, e.g. of a share minus a half for "most"."""
@@ -105,7 +107,7 @@ def over_heads(
         )
     error, freedom = satterthwaite(parts)
     lean = 0.0 if correlation or not error > 0 else cubes / error**3
-    estimate = _student(
+    estimate = student(
         statistic(every), error, freedom, "heads", len(every), correlation=correlation, lean=lean
     )
     return replace(estimate, chance=chance)
@@ -128,7 +130,7 @@ def over_images(differences: Tensor) -> Estimate:
     rows = differences.double()[..., ~differences.isnan().reshape(-1, differences.shape[-1]).any(0)]
     count = _enough(rows.shape[-1])
     test = crossed(rows.reshape(-1, count))  # other draws would give another mean
-    return _student(test.difference, test.error, test.freedom, "images", count)
+    return student(test.difference, test.error, test.freedom, "images", count)
 
 
 def over_draws(differences: Tensor) -> Estimate:
@@ -144,7 +146,7 @@ def over_draws(differences: Tensor) -> Estimate:
     parts = [(float(padded.var(correction=0)) / len(padded), count - 1)]
     if draws > 1:
         parts.append((float(differences.double().mean(1).var()) / draws, draws - 1))
-    return _student(float(of_image.mean()), *satterthwaite(parts), "images", count)
+    return student(float(of_image.mean()), *satterthwaite(parts), "images", count)
 
 
 def of_accuracy(better: Tensor, worse: Tensor) -> Estimate:
@@ -219,7 +221,9 @@ def share(
         )
 
     over, number = ("images", int(images)) if least < most and images else (unit, count)
-    return Estimate((least + most) / 2 / count, float(low), float(high), p, power, over, number)
+    middle = (least + most) / 2 / count
+    ends = float(low), float(high)
+    return Estimate(middle, *ends, p, power, over, number, found=(least, most))
 
 
 def more_often(values: Tensor, inside: Tensor) -> Estimate:
@@ -229,10 +233,10 @@ def more_often(values: Tensor, inside: Tensor) -> Estimate:
         raise UserError(f"{first} images are right and {second} wrong, expected some of either.")
     area = auroc(values[inside], values[~inside])
     error = auroc_error(area, first, second, least=0.25)
-    return _student(area - 0.5, error, first + second - 2, "images", first + second)
+    return student(area - 0.5, error, first + second - 2, "images", first + second)
 
 
-def _student(
+def student(
     value: float,
     error: float,
     freedom: float,
@@ -241,7 +245,11 @@ def _student(
     correlation: bool = False,
     lean: float = 0.0,
 ) -> Estimate:
-    """Estimate by Student's law. lean: skewness of the estimate's error; positive for a long upper tail."""
+    """Estimate of a number with a standard error and degrees of freedom, by Student's law.
+
+    correlation: the error is that of the number's arctanh. lean: skewness of the error, positive
+    for a long upper tail. UserError for a number or an error that is not finite.
+    """
     if not math.isfinite(value) or not math.isfinite(error):
         raise UserError(
             "the number that would decide it is not defined here: all heads, or all images, are "
@@ -315,7 +323,7 @@ def rank_correlation(rho: float, heads: int) -> Estimate:
     """Estimate of a rank correlation over independent heads (Bonett & Wright, 2000); TooFewError for too few heads."""
     if heads - 3 < FEWEST:
         raise TooFewError(f"there are {heads} heads, which are too few to correlate.", 3 + FEWEST)
-    return _student(
+    return student(
         rho, math.sqrt((1 + rho**2 / 2) / (heads - 3)), heads - 3, "heads", heads, correlation=True
     )
 
@@ -324,7 +332,7 @@ def minus_another(first: Estimate, second: Mapping[str, Any]) -> Estimate:
     """Estimate of an effect minus that of another network, from a row of its ``tables/claims.csv``."""
     effect, low, high = (float(second[name]) for name in ("effect", "low", "high"))
     error, count = math.hypot(first.high - first.low, high - low) / 2 / Z95, int(second["count"])
-    return _student(
+    return student(
         first.effect - effect, error, min(first.count, count) - 1, first.unit, first.count + count
     )
 
