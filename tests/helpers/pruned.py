@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from types import SimpleNamespace
 
@@ -97,10 +98,19 @@ class Data:
         self.splits = dict.fromkeys(self.sizes, SimpleNamespace(labels=np.asarray(self.labels)))
 
     def images_of(self, split):
-        return split
+        return f"{split} {getattr(self, 'places', '')}".strip()
+
+    def only(self, split, places):
+        if len(places) == self.sizes[split]:
+            return self
+        part = copy.copy(self)
+        part.places = torch.as_tensor(places)
+        part.images, part.labels = self.images[part.places], self.labels[part.places]
+        return part
 
     def batches(self, split, device, images=None):
-        for index in (torch.arange(COUNT) if images is None else images).split(self.batch_size):
+        every = torch.arange(len(self.images))
+        for index in (every if images is None else images).split(self.batch_size):
             yield Batch(
                 self.images[index],
                 self.labels[index],

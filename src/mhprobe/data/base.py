@@ -18,7 +18,7 @@ import torch
 
 from mhprobe.data.augment import GREY, Augment, grey, normalise, resized
 from mhprobe.data.batch import Batch
-from mhprobe.data.cache import Cache, cache_key, find_cache, open_cache
+from mhprobe.data.cache import Cache, NoneReadError, cache_key, find_cache, open_cache
 from mhprobe.data.draws import evenly, fold, stratified
 from mhprobe.data.loader import EvalOrder, Images, Loader, Opened, Picks, TrainLoader, TrainOrder
 from mhprobe.data.source import Scan, Source
@@ -45,6 +45,12 @@ class InputSpec:
     size: tuple[int, int]
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
+
+
+def drawn(data: "ImageData", split: str, count: int, seed: int) -> np.ndarray:
+    """Return places of so many images of a split, (N,), of every class alike; of all if it has no more."""
+    labels = data.splits[split].labels
+    return np.arange(len(labels)) if count >= len(labels) else stratified(labels, count, seed)
 
 
 class ImageData(L.LightningDataModule):
@@ -171,6 +177,8 @@ class ImageData(L.LightningDataModule):
         seeds = {
             split: self.seed if split != "test" else 0 for split in whole
         }  # runs with other seeds test alike
+        if self._listed.may_lack:
+            return {split: self._readable(split, of, seeds[split]) for split, of in whole.items()}
         limited = {
             split: images.limited(self.limits[split], seeds[split])
             for split, images in whole.items()
@@ -183,6 +191,32 @@ class ImageData(L.LightningDataModule):
             )
             for (split, images), all_of in zip(limited.items(), whole.values(), strict=True)
         }
+
+    def _readable(self, split: str, images: Images, seed: int) -> Images:
+        """Decode as many of the images as the limit leaves, others in the places of those that cannot be read."""
+        of, limit = OF_SOURCE[split], self.limits[split]
+        count = enough = len(images) if limit is None else min(limit, len(images))
+        where = (self.source, self.cache_dir)
+        while True:
+            asked = images.limited(count, seed).positions
+            last = count == len(images)
+            try:
+                cache = open_cache(*where, wanted={of: asked}, key=self._key, scan=self._scan)
+            except NoneReadError:
+                if last:
+                    raise
+                count = min(count + enough, len(images))
+                continue
+            decoded = cache.splits[of]
+            if last or len(decoded.read) == enough:
+                break
+            count = min(count + enough - len(decoded.read), len(images))
+        self._tell(cache)
+        self._tell_of_doubles(split, decoded.digests)
+        rows = np.arange(len(decoded.read))
+        found = Images(images.listed, decoded.read, decode=lambda: (decoded, rows))
+        _ = found.opened
+        return found
 
     def _decode(self, split: str, positions: np.ndarray, unlimited: bool) -> Opened:
         """Open the decoded images at ``positions`` of the source's split, which are decoded if need be."""
@@ -337,6 +371,20 @@ class ImageData(L.LightningDataModule):
         """Return a copy with other limits, by split; None: all of its images."""
         other = self.of_source(self.source)
         other.limits = {**self.limits, **limits}
+        return other
+
+    def only(self, split: str, chosen: Sequence[int] | np.ndarray) -> Self:
+        """Return a copy with the images of a split in these places, (N,): no other of it is decoded.
+
+        Their ``index`` counts from 0. With as many as the split has, the data as they are.
+        """
+        places, images = np.asarray(chosen), self.splits[split]
+        if len(places) == len(images):
+            return self
+        other = copy.copy(self)
+        decode = functools.partial(other._decode, split, images.positions[places], False)
+        vars(other).pop("fingerprint", None)
+        vars(other)["splits"] = {**self.splits, split: images.only(places, decode)}
         return other
 
     @property

@@ -34,11 +34,16 @@ DIGESTS = "-digests.npy"
 AT_ONCE = 256  # images between two movements of the progress bar
 
 
+class NoneReadError(UserError):
+    """None of the wanted images of a split can be read."""
+
+
 @dataclass(frozen=True)
 class CachedSplit:
     """One split: images (N, C, h, w) and objects (N, h, w) or None, uint8; labels (N,) int64; digests (N,) uint64.
 
-    Of a split without decoded images only the labels are there.
+    Of a split without decoded images only the labels are there. read: (N,) int64, the places of
+    images that could be read, where some may not be.
     """
 
     folder: Path
@@ -55,6 +60,10 @@ class CachedSplit:
     @functools.cached_property
     def digests(self) -> np.ndarray:
         return self._array("digests")
+
+    @functools.cached_property
+    def read(self) -> np.ndarray:
+        return self._array("read")
 
     @functools.cached_property
     def objects(self) -> np.ndarray | None:
@@ -86,6 +95,7 @@ class Cache:
     """Decoded images: the splits "train" and "test", and a checksum of all pixels, labels and class names.
 
     channels: of an image. readings: how the source was interpreted. decoded: splits with images.
+    may_lack: some images may be unreadable, which only their decoding tells.
     """
 
     class_names: tuple[str, ...]
@@ -95,6 +105,7 @@ class Cache:
     channels: int
     readings: tuple[Reading, ...] = ()
     decoded: frozenset[str] = frozenset()
+    may_lack: bool = False
 
 
 def cache_key(source: Source) -> dict[str, Any]:
@@ -116,8 +127,8 @@ def open_cache(
     """The decoded images of ``source``, built if absent or damaged.
 
     verify: recompute the checksums (half a second per GB), not only compare sizes. show: a bar
-    while decoding. wanted: the images that are decoded; {} for none of them; None for all. A source
-    that may lack some decodes all, as only then it knows which. key: of ``cache_key``, where it is
+    while decoding. wanted: the images that are decoded; {} for none of them; None for all. Of a
+    source that may lack some, ``CachedSplit.read`` says which are there. key: of ``cache_key``, where it is
     known. scan: lists the source, where that may have been done before.
     """
     folder, key = _place(source, cache_dir, wanted, key)
@@ -196,6 +207,7 @@ def _read(folder: Path, verify: bool) -> Cache | None:
         channels=body["channels"],
         readings=restored(body.get("readings", ())),
         decoded=frozenset(body["decoded"]),
+        may_lack=body.get("may_lack", False),
     )
 
 
@@ -208,8 +220,6 @@ def _build(
     """
     source = scan.source
     contents = scan()
-    if contents.may_lack:
-        wanted = None
     every = {split: np.arange(len(labels)) for split, labels in contents.labels.items()}
     positions = every if wanted is None else {split: wanted[split] for split in wanted}
     if missing := [split for split in positions if split not in contents.labels]:
@@ -238,6 +248,8 @@ def _build(
             labels = contents.labels[split]
             kept = arrays[split].kept if arrays else every[split]
             _save(temporary / f"{split}-labels.npy", labels[kept])
+            if contents.may_lack:
+                _save(temporary / f"{split}-read.npy", kept)
         del arrays
         paths = sorted(temporary.glob("*.npy"))
         files = {
@@ -248,6 +260,7 @@ def _build(
             "class_names": contents.class_names,
             "size": contents.size,
             "channels": contents.channels,
+            "may_lack": contents.may_lack,
             "files": files,
         }
         body["splits"] = sorted(positions or contents.labels)
@@ -334,10 +347,10 @@ class _Decoded:
     def finish(self, name: str) -> None:
         """Write all, without rows that no image took.
 
-        UserError if there is none.
+        NoneReadError if there is none.
         """
         if not self.there.any():
-            raise UserError(
+            raise NoneReadError(
                 f"{name}: none of its {len(self.there)} images of one split can be read."
             )
         for number, array in enumerate(self.arrays):

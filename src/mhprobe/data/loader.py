@@ -93,6 +93,19 @@ class Images(Dataset[Batch]):
             return self
         return Images(self.listed, self.positions[stratified(self.labels, limit, seed)])
 
+    def only(self, chosen: np.ndarray, decode: Callable[[], Opened]) -> "Images":
+        """The images in these places, (N,), with their labels.
+
+        decode: as of the class; not called where the images of all places are decoded.
+        """
+
+        def opened() -> Opened:
+            if self._opened is None and self._decode is not None:
+                return decode()
+            return self.cached, self.rows[chosen]
+
+        return Images(self.listed, self.positions[chosen], self.labels[chosen], opened)
+
     def __getitem__(self, picks: Picks) -> Batch:
         where, objects = self.rows[picks.index], self.cached.objects
         return Batch(

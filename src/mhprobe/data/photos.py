@@ -19,7 +19,7 @@ from mhprobe.data.augment import GREY, grey, normalise
 from mhprobe.data.decoding import levels_given
 from mhprobe.data.draws import evenly, stratified
 from mhprobe.data.images import SUFFIXES, ImageFolder, Notes, decode_all, hidden, is_image
-from mhprobe.data.source import Contents
+from mhprobe.data.source import Contents, Wanted, is_wanted
 from mhprobe.errors import UserError
 from mhprobe.io.readings import LEFT_OUT, Reading, log_readings
 from mhprobe.io.written import counted
@@ -121,14 +121,16 @@ class Photos(ImageFolder):
         }
         readings: Notes = []
 
-        def images() -> Iterator[tuple[Any, ...]]:
-            size, levels = self.stored_size, self.levels
-            yield from decode_all(archive, places, size, True, levels, readings, left_out)
+        def images(wanted: Wanted | None = None) -> Iterator[tuple[Any, ...]]:
+            only = [file for file, place in places.items() if is_wanted(wanted, *place)]
+            how = self.stored_size, True, self.levels, readings, left_out
+            yield from decode_all(archive, places, *how, only=only)
             if left_out:
                 readings.append(_told_left_out(archive, left_out))
 
         labels = {split: alike[chosen] for split, chosen in numbers.items()}
-        return Contents((), labels, self.stored_size, images, readings=readings, may_lack=True)
+        about: dict[str, Any] = {"readings": readings, "may_lack": True, "some": images}
+        return Contents((), labels, self.stored_size, images, **about)
 
 
 def _told_left_out(archive: Archive, left_out: LeftOut) -> Reading:

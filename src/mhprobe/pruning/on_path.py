@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import channels_of, input_spec, layout_of
-from mhprobe.data.base import ImageData
+from mhprobe.data.base import SPLITS, ImageData, drawn
 from mhprobe.errors import UserError
 from mhprobe.heads import KINDS, HeadLayout
 from mhprobe.io.written import counted
@@ -354,11 +354,10 @@ def promise_of(
 
 
 def check_unseen(chosen_by: Iterable[str], data: ImageData) -> None:
-    """UserError where images that are set aside may be among those that chose heads ("split:digest" each)."""
-    apart = {data.images_of(split) for split in ("train", "val")}
+    """UserError where images that are set aside may be among those that chose heads (``Selection.name``)."""
     for images in chosen_by:
-        split, _, digest = images.partition(":")
-        if split == "test" or digest in apart:
+        split = images.partition(":")[0]
+        if split == "test" or _are_apart(images, data):
             continue
         if split == "calibration":
             raise UserError(
@@ -372,6 +371,20 @@ def check_unseen(chosen_by: Iterable[str], data: ImageData) -> None:
             "Choose them with this run's options of data (calibration_fraction, val_fraction, "
             "seed, limits)."
         )
+
+
+def _are_apart(name: str, data: ImageData) -> bool:
+    """Return True for images, by their name, that are in our training or validation split."""
+    split, digest, *some = name.split(":")
+    split = SPLITS.get(split, split)
+    if split not in ("train", "val") or not digest:
+        return False
+    if not some:
+        return data.images_of(split) == digest
+    if len(some) != 2 or not all(number.isdecimal() and len(number) < 20 for number in some):
+        return False
+    count, seed = map(int, some)
+    return data.only(split, drawn(data, split, count, seed)).images_of(split) == digest
 
 
 def check_images(guarantee: Guarantee, images: int) -> None:

@@ -13,14 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import attach, channels_of, gives_features, input_spec, layout_of
-from mhprobe.data.base import SPLITS, ImageData
+from mhprobe.data.base import SPLITS, ImageData, drawn
 from mhprobe.data.batch import Batch, Walk
-from mhprobe.data.draws import stratified
 from mhprobe.errors import UserError, quoted
 from mhprobe.gates import gates_of, remove_gates
 from mhprobe.gates.fill import Fill
@@ -144,18 +142,21 @@ class Selection:
         # validation images that choose do not vote for themselves
         self.banked = ("train",) if self.split == "val" else ("train", "val")
         self.chosen = self.some(self.split, look_at)
+        self.shown = data.only(self.split, self.chosen.numpy())
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits that name the images that choose."""
+        return self.shown.images_of(self.split)
 
     @property
     def name(self) -> str:
-        """The images that choose, as "split:digest"."""
-        return f"{self.split}:{self.data.images_of(self.split)}"
+        """The images that choose: "split:digest", or "split:digest:number:seed" for some of a split."""
+        some = len(self.chosen) < self.data.sizes[self.split]
+        return f"{self.split}:{self.digest}" + f":{len(self.chosen)}:{self.seed}" * some
 
     def __call__(self, positions: Tensor | None = None) -> Iterator[Batch]:
-        chosen = self.chosen if positions is None else self.chosen[positions]
-        place = torch.full((self.data.sizes[self.split],), 0, device=self.device)
-        place[self.chosen] = torch.arange(len(self.chosen), device=self.device)
-        for batch in self.data.batches(self.split, self.device, chosen):
-            yield batch._replace(index=place[batch.index])
+        return self.shown.batches(self.split, self.device, positions)
 
     def first(self) -> Tensor:
         """(B, 3, height, width), the first batch of the images that choose."""
@@ -184,10 +185,7 @@ class Selection:
 
     def some(self, split: str, count: int) -> Tensor:
         """Positions of so many images of a split, evenly from all classes; of all if it has no more."""
-        labels = self.data.splits[split].labels
-        every = np.arange(len(labels))
-        chosen = every if count >= len(labels) else stratified(labels, count, self.seed)
-        return torch.from_numpy(np.asarray(chosen))
+        return torch.from_numpy(drawn(self.data, split, count, self.seed))
 
 
 class Judge:
@@ -279,8 +277,7 @@ class Judge:
             return None
         selection, score = self.selection, self.scores.get(shown)
         weights = digest({**model.state_dict(), "gates": gates_of(model).effective()})
-        images_of = selection.data.images_of(selection.split)
-        chosen = [selection.split, images_of, selection.chosen.tolist()]
+        chosen = [selection.split, selection.digest]
         how = {
             "images": chosen if shown == "chosen" else [shown, selection.data.set_aside],
             "rescale": masked.rescale,

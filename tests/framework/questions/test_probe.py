@@ -13,8 +13,10 @@ import torch
 import mhprobe
 import mhprobe.mask
 import mhprobe.probe
+import mhprobe.prune
 import runs
 from data_sets import class_files, write_folder
+from mhprobe.backbones import build
 from mhprobe.data import images
 from mhprobe.data.batch import Batch
 from mhprobe.framework.questions.material import look
@@ -26,8 +28,9 @@ from mhprobe.heads import Ablation
 from mhprobe.io import progress
 from mhprobe.measures.gate_importance import GateImportance
 from mhprobe.recording.record import forward_equivalents
-from mhprobe.weights.checkpoint import load_checkpoint
+from mhprobe.weights.checkpoint import load_checkpoint, save_weights
 from models import BUILDERS, images_for, labels_for
+from pruned import BACKBONES, description
 from runs import rows
 
 CORRUPTED = (
@@ -310,6 +313,9 @@ def test_a_measure_without_control_is_said_once(tmp_path, monkeypatch, caplog):
     assert sorted(said) == [f"{name}: no control. no network to compare with." for name in names]
 
 
+PRUNED = ("prune=order", "prune.remove=1", "prune.speed=false")
+
+
 @pytest.mark.filterwarnings("ignore::mhprobe.measures.parts.pairs.FewImages")
 @pytest.mark.parametrize(
     ("command", "more", "decoded"),
@@ -317,6 +323,13 @@ def test_a_measure_without_control_is_said_once(tmp_path, monkeypatch, caplog):
         ("probe", ("data.limit_test=6",), 6),
         ("probe", ("data.limit_test=null",), 16),  # the control
         ("mask", ("data.limit_test=6", "data.limit_val=4", "masking.steps=1"), 10),
+        ("prune", ("data.limit_test=6", *PRUNED, "prune.images=12"), 18),
+        (
+            "prune",
+            ("data.limit_test=6", *PRUNED, "prune.images=3", "prune.select_on=validation"),
+            9,
+        ),
+        ("prune", ("data.limit_test=6", *PRUNED, "prune.images=500"), 86),  # with those of any seed
     ],
 )
 def test_a_command_decodes_the_images_that_it_reads(tmp_path, monkeypatch, command, more, decoded):
@@ -335,9 +348,14 @@ def test_a_command_decodes_the_images_that_it_reads(tmp_path, monkeypatch, comma
         "data.batch_size=4",
     )
     measures = ("measure=[entropy]",) if command == "probe" else ()
+    if command == "prune":
+        about = {**description("vit"), "class_names": ["cat", "dog"]}
+        save_weights(build(**BACKBONES["vit"], num_classes=2), tmp_path / "w.safetensors", about)
+        measures = (f"weights={tmp_path / 'w.safetensors'}",)
     cfg = runs.config(command, tmp_path, *data, *measures, *more)
     (folder := tmp_path / "run").mkdir()
-    {"probe": mhprobe.probe, "mask": mhprobe.mask}[command].run(cfg, folder)
+    module = {"probe": mhprobe.probe, "mask": mhprobe.mask, "prune": mhprobe.prune}[command]
+    module.run(cfg, folder)
     assert len(counted) == decoded
 
 

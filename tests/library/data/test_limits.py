@@ -25,6 +25,8 @@ from mhprobe.data import source as source_module
 from mhprobe.data.base import ImageData
 from mhprobe.data.cache import open_cache
 from mhprobe.errors import UserError
+from mhprobe.pruning.on_path import check_unseen
+from mhprobe.pruning.rounds import Selection
 
 FILES = class_files(train=20, test=8, width=16, height=16)
 
@@ -238,13 +240,53 @@ def test_levels_of_few_images_are_those_of_the_whole_set(tmp_path):
     assert found.max() == 200 >> 4 and data.readings["levels"].taken.startswith("12 of 16 bits")
 
 
-def test_photos_that_may_be_unreadable_are_all_decoded_and_the_limit_counts_the_others(tmp_path):
-    files = {f"{i}.png": encoded(i, 16, 16) for i in range(20)} | {"3.png": b"\x89PNG damaged"}
-    source = photos.Photos(write_folder(tmp_path / "set", files), 16)
-    data = ImageData(source, batch_size=4, cache_dir=tmp_path / "cache", limit_test=4)
+def of_photos(tmp_path, damaged=(), **limits) -> ImageData:
+    files = {f"{i:02}.png": encoded(i, 16, 16) for i in range(60)}
+    files |= {f"{i:02}.png": b"\x89PNG damaged" for i in damaged}
+    root = tmp_path / "set"
+    source = photos.Photos(root if root.exists() else write_folder(root, files), 16)
+    data = ImageData(source, batch_size=4, cache_dir=tmp_path / "cache", val_fraction=0.2, **limits)
     data.list_images()
-    assert data.sizes["test"] == 4 and len(read(data, "test")["test"]) == 4
-    assert "left out" in data.readings
+    return data
+
+
+def test_of_photographs_those_that_a_limit_leaves_are_decoded(tmp_path, decoded):
+    data = of_photos(tmp_path, limit_train=6, limit_val=3, limit_test=4)
+    assert data.sizes == {"train": 6, "val": 3, "test": 4} and decoded["files"] == 13
+    assert [len(images) for images in read(data, "train", "val", "test").values()] == [6, 3, 4]
+    of_photos(tmp_path, limit_train=6, limit_val=3, limit_test=4)
+    assert decoded["files"] == 13  # once for all runs
+    whole = of_photos(tmp_path)  # the control
+    assert whole.sizes == {"train": 24, "val": 6, "test": 30} and decoded["files"] == 73
+    for split, found in read(data, "train", "val", "test").items():
+        all_of = whole.splits[split]
+        rows = np.searchsorted(all_of.positions, data.splits[split].positions)
+        np.testing.assert_array_equal(
+            np.concatenate(found), whole.stored(split, rows).images.numpy()
+        )
+
+
+def test_a_limit_counts_photographs_that_can_be_read(tmp_path, decoded):
+    chosen = of_photos(tmp_path / "whole", limit_test=4)
+    names = chosen.source.scan()
+    assert len(names.labels["test"]) == 30
+    for damaged in (range(0, 60, 3), range(20, 60), ()):
+        place = tmp_path / str(len(damaged))
+        data = of_photos(place, damaged, limit_train=3, limit_val=1, limit_test=4)
+        there = 60 - len(damaged)
+        assert data.sizes["train"] == 3 and data.sizes["test"] <= 4
+        assert data.sizes["test"] == 4 or there == 20
+        assert sum(map(len, read(data, "train", "val", "test").values())) == sum(
+            data.sizes.values()
+        )
+        assert ("left out" in data.readings) == bool(damaged)
+        pixels = [image.tobytes() for of in read(data, *data.sizes).values() for image in of]
+        assert len(set(pixels)) == len(pixels)
+
+
+def test_where_no_photograph_of_a_split_can_be_read_it_is_said(tmp_path):
+    with pytest.raises(UserError, match="images of one split can be read"):
+        of_photos(tmp_path, range(60), limit_test=4)
 
 
 # what the images are called
@@ -278,3 +320,55 @@ def test_other_pixels_have_another_name(tmp_path, split):
     after = [data.images_of("train"), data.images_of("val"), data.images_of("test"), data.files]
     same = [one == other for one, other in zip(before, after, strict=True)]
     assert same == ([False, False, True, False] if split == "train" else [True, True, False, False])
+
+
+# images that choose a pruning
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_images_that_choose_a_pruning_are_decoded_and_no_other(name, tmp_path, decoded):
+    """Of ImageNet all 1.2 million were, for the name of 1,024."""
+    data = data_of(name, tmp_path, seed=3)
+    selection = Selection(data, torch.device("cpu"), "train", look_at=6, seed=3)
+    looked = torch.cat([batch.images for batch in selection()])
+    assert selection.name.startswith("train:") and selection.name.endswith(":6:3")
+    assert decoded["train"] == 6 * (2 if name == "corrupted" else 1) and not decoded["test"]
+    whole = torch.cat([batch.images for batch in data.batches("train")])
+    assert torch.equal(looked, whole[selection.chosen])
+    assert [batch.index.tolist() for batch in selection()] == [[0, 1, 2, 3, 4, 5]]
+    again = torch.cat([batch.images for batch in selection(torch.tensor([4, 1]))])
+    assert torch.equal(again, looked[[4, 1]])
+
+
+def test_images_that_choose_are_decoded_once_where_all_are(tmp_path, decoded):
+    data = data_of("folder", tmp_path)
+    whole = torch.cat([batch.images for batch in data.batches("train")])
+    for count in (6, 500):  # 500: all of them
+        selection = Selection(data, torch.device("cpu"), "train", look_at=count)
+        looked = torch.cat([batch.images for batch in selection()])
+        assert torch.equal(looked, whole[selection.chosen])
+    assert decoded["train"] == 40
+    assert selection.name == f"train:{data.images_of('train')}"
+
+
+def test_a_promise_knows_the_few_images_that_chose_and_decodes_no_other(tmp_path, decoded):
+    options = {"seed": 3, "calibration_fraction": 0.5}
+    data = data_of("folder", tmp_path, **options)
+    names = [
+        Selection(data, torch.device("cpu"), on, look_at=count, seed=3).name
+        for on, count in (("train", 6), ("validation", 3), ("train", 500), ("test", 4))
+    ]
+    decoded.clear()
+    check_unseen(names[:2], data_of("folder", tmp_path, **options))
+    assert not decoded  # which the runs that chose have decoded
+    check_unseen(names, data_of("folder", tmp_path, **options))
+    other = data_of("folder", tmp_path, seed=4, calibration_fraction=0.5)
+    split, digest, *some = names[0].split(":")
+    forged = [f"{split}:{digest[::-1]}:{':'.join(some)}", f"{split}:{digest}:7:3", f"{split}:"]
+    wrong = [f"{split}:{digest}:a:b", f"val:{digest}:6:3", f"{split}:{digest}:6", f"no:{digest}"]
+    for name in (*forged, *wrong):
+        with pytest.raises(UserError, match="may be among the calibration images"):
+            check_unseen([name], data)
+    for name in names[:2]:
+        with pytest.raises(UserError, match="may be among the calibration images"):
+            check_unseen([name], other)

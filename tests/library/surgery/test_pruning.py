@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 
 import numpy as np
@@ -48,11 +49,21 @@ class Data:
         self.seen = []
 
     def images_of(self, split):
-        return split
+        return f"{split} {getattr(self, 'places', '')}".strip()
+
+    def only(self, split, places):
+        if len(places) == self.sizes[split]:
+            return self
+        part = copy.copy(self)
+        part.places = torch.as_tensor(places)
+        part.images = {**self.images, split: self.images[split][part.places]}
+        part.labels = {**self.labels, split: self.labels[split][part.places]}
+        return part
 
     def batches(self, split, device, images=None):
         self.seen.append(split)
-        for index in (torch.arange(SIZES[split]) if images is None else images).split(8):
+        every = torch.arange(len(self.images[split]))
+        for index in (every if images is None else images).split(8):
             valid = torch.ones(len(index), dtype=torch.bool)
             yield Batch(self.images[split][index], self.labels[split][index], index, valid)
 
