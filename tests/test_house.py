@@ -142,3 +142,30 @@ def test_errors_quote_arguments_shortened():
     assert unshortened('raise UserError(f"got {x!r}.")') == ["x"] and not unshortened(
         'UserError(f"{quoted(x)}")'
     )
+
+
+def compared_with_five_percent(source: str) -> list[str]:
+    """Comparisons of something that is less than .05, as code."""
+    comparisons = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Compare))
+    found = []
+    for node in comparisons:
+        sides = [node.left, *node.comparators]
+        for left, operator, right in zip(sides, node.ops, sides[1:], strict=False):
+            least = right if isinstance(operator, (ast.Lt, ast.LtE)) else left
+            other = isinstance(operator, (ast.Lt, ast.LtE, ast.Gt, ast.GtE))
+            if other and isinstance(least, ast.Constant) and least.value == 0.05:
+                found.append(ast.unparse(node))
+    return found
+
+
+def test_one_function_says_what_is_significant():
+    """Ten places compared a p with .05, one without the direction: ``significant`` and ``lower`` do now."""
+    found = {
+        path.relative_to(PACKAGE).as_posix(): compared
+        for path in FILES
+        if (compared := compared_with_five_percent(path.read_text()))
+    }
+    assert found == {}
+    for wrong in ("row['p_holm'] < 0.05", "(p <= .05) & below", "0.05 > p"):  # the control
+        assert compared_with_five_percent(wrong)
+    assert not compared_with_five_percent("share > 0.05")

@@ -16,9 +16,8 @@ from mhprobe.heads import HeadBatch
 from mhprobe.measures.base import Meaning, mean_of, sums
 from mhprobe.measures.parts.losses import PerClass, labels_of
 from mhprobe.stats.intervals import of_mean
-from mhprobe.stats.significance import holm, standard_error, two_sided
+from mhprobe.stats.significance import holm, lower, standard_error, two_sided
 
-LEVEL = 0.05  # of the tests, over all heads and classes
 FACTS = ("logit", "heads", "mlps", "embedding", "biases")
 
 
@@ -113,7 +112,7 @@ class LogitAttribution(PerClass):
             "size": self.size / images,
             "worst": worst,
             "worst_class": number,
-            "against": ((by_class < 0) & (p < LEVEL)).sum(1),
+            "against": lower(p, by_class).sum(1),
             "own": by_class,
             "own_error": error.masked_fill(self.class_images < 2, torch.nan),
             "own_p": p,

@@ -20,6 +20,7 @@ from mhprobe.report.figures.masking import Over
 from mhprobe.report.result import Extreme, Result, Sample
 from mhprobe.report.tables import MeasureKind, Table
 from mhprobe.stats.agreement import agreement, pearson, spearman, with_both
+from mhprobe.stats.significance import significant
 
 TWIN = "random_init"  # a column, and the end of the names of a control's tables
 
@@ -314,7 +315,7 @@ def answer(
                 f"; of {len(others)} needed heads {sum(head.alike for head in others)} resemble a "
                 "kept head more than "
                 "chance; heads that can go resemble kept heads "
-                f"{'more' if p < 0.05 else 'no more'} than needed ones, "
+                f"{'more' if significant(p) else 'no more'} than needed ones, "
                 f"p = {p:.2g}"
             )
             line += f" ({', '.join(counts)}{'' if math.isnan(p) else beside})"

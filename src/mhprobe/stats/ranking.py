@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mhprobe.stats.significance import crossed, holm
+from mhprobe.stats.significance import crossed, holm, significant
 
 STAGES = ("pruned", "repaired", "tuned")
 
@@ -85,7 +85,7 @@ def ranking(right: Right, lost: Iterable[Cell] = ()) -> list[dict[str, Any]]:
             if name != names[0]:
                 test, p = tests[names[0], name], p_holm[names[0], name]
                 row |= {"to_best": test.difference, "low": test.low, "high": test.high, "p": test.p}
-                row |= {"p_holm": p, "real": p < 0.05}
+                row |= {"p_holm": p, "real": significant(p)}
             table.append(row)
     notes = dict[tuple[str, float], str]()
     for cell in sorted([*lost, *(right.keys() - counts)]):

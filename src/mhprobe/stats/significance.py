@@ -10,7 +10,7 @@ Shapes: A tests, all arguments broadcast; N images.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -19,7 +19,31 @@ Z95 = 1.959963984540054  # 97.5 % quantile of the standard normal distribution
 TINY = torch.finfo(
     torch.float64
 ).tiny  # the least p: a smaller one would be rounded to 0, and no p is 0
+LEVEL = 0.05  # of all tests that were corrected together
 SHARP = 1e7  # standard errors from 0: above, the values differ by the rounding of their sums alone
+
+
+@overload
+def significant(p: Tensor) -> Tensor: ...
+
+
+@overload
+def significant(p: float | str | None) -> bool: ...
+
+
+def significant(p: Tensor | float | str | None) -> Tensor | bool:
+    """True where p, corrected over all that was tested beside it, is below ``LEVEL``: the one rule.
+
+    p: of any shape, or a cell of a table. NaN, None and an empty cell are no test: False.
+    """
+    if isinstance(p, Tensor):
+        return p < LEVEL
+    return isinstance(p, int | float) and p < LEVEL
+
+
+def lower(p_A: Tensor, change_A: Tensor) -> Tensor:
+    """(A,) True where a number is significantly lower: ``significant``, and the change is below 0."""
+    return significant(p_A) & (change_A < 0)
 
 
 def mcnemar(lost_A: Tensor, won_A: Tensor) -> Tensor:

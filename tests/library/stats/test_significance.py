@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -14,8 +16,10 @@ from mhprobe.stats.significance import (
     beyond,
     crossed,
     holm,
+    lower,
     mcnemar,
     paired_difference,
+    significant,
     standard_error,
     two_sided,
     wilson,
@@ -229,3 +233,26 @@ def test_an_estimate_at_an_end_of_its_range_has_an_interval(value, error, within
         end.item() for end in interval(value, torch.tensor(error, dtype=torch.float64), 100, within)
     ]
     assert ends == pytest.approx([low, high], abs=5e-4) and ends[0] <= value <= ends[1]
+
+
+# one rule of what is significant
+
+
+def test_what_was_not_tested_is_not_significant():
+    cells = (math.nan, None, "", 0.05, 1.0)
+    assert [significant(p) for p in cells] == [False] * 5 and significant(0.049)
+    p = torch.tensor([0.049, 0.05, math.nan, 1e-300])
+    assert significant(p).tolist() == [True, False, False, True]
+    change = torch.tensor([0.2, -0.2, -0.2, -0.2])
+    assert lower(p, change).tolist() == [False, False, False, True]
+
+
+def test_fewer_images_make_nothing_significantly_lower_that_is_not():
+    """Of 60 equal heads at most one in twenty draws finds any, however few images there are."""
+    rng, found = np.random.default_rng(0), Counter[int]()
+    for images in (400, 100, 25):
+        for _ in range(100):
+            lost, won = rng.multinomial(images, (0.1, 0.1, 0.8), 60)[:, :2].T
+            p = holm(mcnemar(torch.as_tensor(lost), torch.as_tensor(won)))
+            found[images] += bool(lower(p, torch.as_tensor(won - lost)).any())
+    assert max(found.values()) <= 6

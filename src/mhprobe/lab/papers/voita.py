@@ -165,6 +165,7 @@ def write(
     from mhprobe.report import tables
     from mhprobe.report.figures import pruned
     from mhprobe.report.report import Report, Result, Sample
+    from mhprobe.stats.significance import significant
 
     images = data.sizes["test"]
     groups = {row.group: row.of for row in left}
@@ -174,7 +175,7 @@ def write(
     full = [[*row, images, *count] for row, count in zip(rows, counts, strict=True)]
     table = tables.Table([*Row._fields, "images", *groups], full)
     points = [(row.heads, row.pruned, row.scratch) for row in rows]
-    sure = [isinstance(row.p_holm, float) and row.p_holm < 0.05 for row in rows]
+    sure = [significant(row.p_holm) for row in rows]
     figure = pruned.voita(points, images, 1 / data.num_classes, sure)
     report = Report(folder, style=style)
     report.origin, report.data, report.images = origin, data.source.name, Sample(images, "test")

@@ -14,7 +14,7 @@ from torch import Tensor
 from mhprobe.masking.base import LABELS, ROUNDING, Evaluate, Path, Scored
 from mhprobe.stats.intervals import bootstrap
 from mhprobe.stats.promise import Guarantee, kept_promise
-from mhprobe.stats.significance import holm, mcnemar, paired_difference, t_interval, wilson
+from mhprobe.stats.significance import holm, lower, mcnemar, paired_difference, t_interval, wilson
 
 
 class Points(NamedTuple):
@@ -135,7 +135,7 @@ class Curve:
         """(K,) bool: significantly less accurate than the unmasked model; None where that was not tested."""
         p_holm = None if self.averaged else self.traces[0].p_holm
         accuracy = self.points.accuracy
-        return None if p_holm is None else (p_holm < 0.05) & (accuracy < accuracy[0])
+        return None if p_holm is None else lower(p_holm, accuracy - accuracy[0])
 
     @property
     def falls(self) -> Tensor:

@@ -23,7 +23,7 @@ from mhprobe.report.runs.folder import reading
 from mhprobe.report.runs.run import Run, differing, jobs, read_runs
 from mhprobe.report.runs.run import names as names_of
 from mhprobe.stats.intervals import p_of_interval
-from mhprobe.stats.significance import holm
+from mhprobe.stats.significance import holm, significant
 
 log = logging.getLogger(__name__)
 NO_ACCURACY = "These runs have no test accuracy to compare."
@@ -277,7 +277,7 @@ def _heads(
                 p_of_interval(gap_A, torch.where(gap_A > 0, gap_A - low_A, high_A - gap_A), freedom)
             )
             text.append(
-                f"By {measure['name']} {int((p < 0.05).sum())} of {len(gaps)} heads of {name} "
+                f"By {measure['name']} {int(significant(p).sum())} of {len(gaps)} heads of {name} "
                 "differ from those of "
                 f"{names[0]} (Holm over heads, 5 %; the runs taken as independent)."
             )

@@ -9,6 +9,7 @@ from mhprobe.errors import short
 from mhprobe.heads import HeadLayout
 from mhprobe.report.figures import captioned, style
 from mhprobe.report.figures.style import NAMELESS, Figure, Names
+from mhprobe.stats.significance import lower, significant
 
 LONGEST = 14  # letters of a class's name
 SPEAKERS = 3  # heads that speak against a class, below the figure
@@ -81,10 +82,8 @@ def by_class(
         classes = [
             f"{name} ({100 * share:.0f} %)" for name, share in zip(classes, base, strict=True)
         ]
-    marked = (
-        columns["class_p_holm"] < 0.05 if "class_p_holm" in columns else torch.zeros_like(value)
-    )
-    return class_matrix(layout, value, marked, classes, "drop of accuracy within the class")
+    p = columns.get("class_p_holm", torch.full_like(value, torch.nan))
+    return class_matrix(layout, value, significant(p), classes, "drop of accuracy within the class")
 
 
 @captioned(
@@ -105,7 +104,7 @@ def logits(
     classes = [
         short(name, LONGEST) for name in names.get("own", [*map(str, range(value.shape[1]))])
     ]
-    against = (value < 0) & (p < 0.05)
+    against = lower(p, value)
     worst = value.masked_fill(~against, 0).flatten().argsort()[: min(SPEAKERS, int(against.sum()))]
     cells = (divmod(cell, value.shape[1]) for cell in worst.tolist())
     words = [

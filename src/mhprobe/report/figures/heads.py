@@ -12,6 +12,7 @@ from mhprobe.heads import HeadLayout
 from mhprobe.report.figures import captioned, style
 from mhprobe.report.figures.pruned import LABEL_SHADES
 from mhprobe.report.figures.style import COLOURS, NAMELESS, Axes, Figure, Names
+from mhprobe.stats.significance import significant
 
 # columns that a head is read against, and their colours
 REFERENCES = {"chance": "0.35", "null": "0.35", "uniform": "0.35", "random_init": "#D55E00"}
@@ -301,7 +302,7 @@ def drop_histogram(
 ) -> Figure:
     """Heads over "drop" in points of accuracy, in bins of equal width around 0; those with "p_holm" < 0.05 dark."""
     drop = 100 * columns["drop"].double()
-    sure = columns["p_holm"] < 0.05
+    sure = significant(columns["p_holm"])
     width = max(
         float(drop.max() - drop.min()) / 20, 0.1
     )  # heads that change nothing are a bar, too
@@ -454,7 +455,7 @@ def before_tuning(
         itself.set(ylim=(0, 1.03), ylabel=style.wrapped("SVCCA with itself before", tall))
         for axes, (name, label) in zip(rows, labels.items(), strict=True):
             before, after = compared[f"{name}_before"], compared[f"{name}_after"]
-            sure = compared[f"{name}_p"] < 0.05
+            sure = significant(compared[f"{name}_p"])
             axes.vlines(at, before, after, color="0.6", lw=0.8)
             axes.plot(at, before, "o", mfc="white", mec=COLOURS[1], ms=3.2, mew=0.8, label="before")
             for chosen, face, text in (

@@ -12,6 +12,7 @@ from mhprobe.io.written import rounded
 from mhprobe.report.figures import captioned, style
 from mhprobe.report.figures.pruned import LABEL_SHADES
 from mhprobe.report.figures.style import COLOURS, MARKERS, NAMELESS, Axes, Figure, Names
+from mhprobe.stats.significance import significant
 
 Limits = Literal["shared", "each"] | Sequence[float]
 
@@ -150,7 +151,7 @@ def few_heads(
             style.cells(axes, count, count)
         beyond: Tensor | None = None  # pairs that differ from 0, or from chance
         if "p_holm" in columns:
-            beyond, how = columns["p_holm"] < 0.05, "not 0 (Holm, 5 %)"
+            beyond, how = significant(columns["p_holm"]), "not 0 (Holm, 5 %)"
         elif {"low", "high"} <= set(columns):
             level = columns.get("null", torch.zeros_like(columns["value"]))
             beyond = (columns["low"] > level) | (columns["high"] < level)
@@ -294,7 +295,7 @@ def groups_of_pairs(rows: Sequence[Mapping[str, Any]]) -> Figure:
             for row in (row for row in rows if row["curve"] == curve):
                 y = kinds.index((row["group_a"], row["group_b"]))
                 axes.hlines(y, row["chance_low"], row["chance_high"], color="0.8", linewidth=5)
-                face = COLOURS[0] if row["p_holm"] < 0.05 else "white"
+                face = COLOURS[0] if significant(row["p_holm"]) else "white"
                 axes.plot(
                     row["above"], y, "o", color=COLOURS[0], markerfacecolor=face, markersize=4
                 )

@@ -14,7 +14,7 @@ from mhprobe.report.runs import atlas
 from mhprobe.report.runs.run import Run
 from mhprobe.stats.intervals import p_of_interval
 from mhprobe.stats.promise import Guarantee
-from mhprobe.stats.significance import holm, wilson
+from mhprobe.stats.significance import holm, significant, wilson
 
 KEEPS = {"removed": "pruning keeps", "closed": "the learned gates keep"}
 
@@ -671,11 +671,7 @@ def best_methods(rows: Sequence[Mapping[str, Any]], repeats: str = "seeds") -> l
     text, out = list[str](), [row for row in rows if not row["seeds"]]
     for budget in dict.fromkeys(row["budget"] for row in rows if row["seeds"]):
         best, *others = (row for row in rows if row["budget"] == budget and row["seeds"])
-        worse = [
-            row["method"]
-            for row in others
-            if (p := row.get("p_holm")) not in (None, "") and p < 0.05
-        ]
+        worse = [row["method"] for row in others if significant(row.get("p_holm"))]
         place, rest = "has", ""
         if others:
             place = f"is the best of {1 + len(others)} methods, with"
@@ -725,7 +721,7 @@ def _against(measure: Mapping[str, Any]) -> list[str]:
         for column in (values(measure), measure["low"], measure["high"], measure["chance"])
     )
     half = torch.where(value > level, value - low, high - value)
-    sure = holm(p_of_interval(value - level, half, measure["freedom"])) < 0.05
+    sure = significant(holm(p_of_interval(value - level, half, measure["freedom"])))
     above, below = int((sure & (value > level)).sum()), int((sure & (value < level)).sum())
     return [
         f"chance gives {text}; {above} of {len(tested)} heads lie above it and {below} below "

@@ -20,9 +20,8 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.stats.agreement import auroc, auroc_error
-from mhprobe.stats.significance import Z95, crossed, satterthwaite
+from mhprobe.stats.significance import LEVEL, Z95, crossed, satterthwaite
 
-LEVEL = 0.05  # of all wrong verdicts
 # share of a measure's variance over heads: noise then reduces a correlation to no less than .89 of
 # it
 RELIABLE = 0.8

@@ -16,8 +16,8 @@ import torch
 
 from mhprobe.errors import UserError
 from mhprobe.lab.claims.parts.claim import Claim
-from mhprobe.lab.claims.parts.estimates import LEVEL, Estimate, TooFewError
-from mhprobe.stats.significance import holm
+from mhprobe.lab.claims.parts.estimates import Estimate, TooFewError
+from mhprobe.stats.significance import LEVEL, holm, significant
 
 MOST = 10_000  # times as many heads or images; an effect that needs more counts as on the cut
 Word = Literal["holds", "contradicted", "too small to matter", "cannot be told", "not applicable"]
@@ -84,7 +84,7 @@ def _verdict(claim: Claim, estimate: Estimate | UserError, p_holm: float, tests:
     if isinstance(estimate, UserError):
         return Verdict("not applicable", reason=str(estimate))
     p, power = p_of(claim, estimate), _power(claim, estimate)
-    if p_holm < LEVEL:
+    if significant(p_holm):
         return Verdict(_piece(claim, estimate), estimate, p, p_holm, power)
     return Verdict(
         "cannot be told",

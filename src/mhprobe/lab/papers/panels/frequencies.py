@@ -21,7 +21,7 @@ from mhprobe.recording.measuring import recorded
 from mhprobe.report.figures import frequencies, maps
 from mhprobe.report.result import Result, Sample
 from mhprobe.report.tables import from_rows
-from mhprobe.stats.significance import holm, mcnemar, paired_difference, wilson
+from mhprobe.stats.significance import holm, mcnemar, paired_difference, significant, wilson
 
 WHOLE = {"from": "", "to": ""}
 DAMAGES = ("phase", "amplitude")
@@ -147,7 +147,7 @@ def phase_and_amplitude(
         for ring in range(rings)
     ]
     panel = frequencies.phase(
-        damaged.rows, [row["p_holm"] < 0.05 for row in difference], material.chance
+        damaged.rows, [significant(row["p_holm"]) for row in difference], material.chance
     )
     of_phase = Result(from_rows(damaged.rows), panel, of=material.of(images))
     beyond_phase = Result(from_rows(difference)).saying(

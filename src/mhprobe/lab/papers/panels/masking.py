@@ -25,7 +25,7 @@ from mhprobe.report.tables import from_rows
 from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.stats.agreement import lowest
 from mhprobe.stats.intervals import percentiles
-from mhprobe.stats.significance import holm, mcnemar, wilson
+from mhprobe.stats.significance import holm, mcnemar, significant, wilson
 
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
@@ -231,7 +231,7 @@ def classes_at_steps(material: Material) -> dict[str, Result]:
             for k in range(len(off))
             for c, name in enumerate(data.class_names)
         ]
-        panel = classes.classes_at_steps(accuracy, p_holm < 0.05, off, data.class_names)
+        panel = classes.classes_at_steps(accuracy, significant(p_holm), off, data.class_names)
         meaning = f"{curve.scored.right} within the class", "the class needs the masked heads less"
         results[curve.name] = Result(from_rows(rows), panel).saying(*meaning)
     return results
