@@ -21,7 +21,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from mhprobe.errors import UserError
 
-MASKED = {"masked/accuracy": "maximize", "masked/heads": "maximize"}  # of mhprobe.mask
+# of commands whose jobs have no learned gates, as the default has it: what, and its metrics
+AIMS = {
+    "mask": ("masked", {"masked/accuracy": "maximize", "masked/heads": "maximize"}),
+    "prune": ("pruned", {"test/accuracy": "maximize", "prune/flops": "minimize"}),
+}
 
 
 @dataclass
@@ -53,10 +57,11 @@ class OptunaSweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> None:
         """Ask for settings, run them, and report their metrics, ``n_trials`` times."""
         of_gates = all(name.startswith("gates/") for name in self.directions)
-        if of_gates and self.config.hydra.job.config_name == "mask":
-            self.directions = MASKED  # its jobs have no learned gates
-            print(f"hydra.sweeper.directions: {dict(MASKED)}, of the masked networks")
-        study = self._study()
+        if of_gates and (aims := AIMS.get(self.config.hydra.job.config_name)) is not None:
+            what, self.directions = aims
+            print(f"hydra.sweeper.directions: {self.directions}, of the {what} networks")
+        study, ended = self._study(), list[bool]()
+        study.stop = lambda: ended.append(True)  # a sampler that has asked for everything calls it
         from optuna.trial import TrialState
 
         overrides = OverridesParser.create(self.hydra_context.config_loader).parse_overrides(
@@ -68,7 +73,7 @@ class OptunaSweeper(Sweeper):
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self.config, folder / "multirun.yaml")
         rows: list[list[Any]] = []
-        while len(rows) < self.n_trials:
+        while len(rows) < self.n_trials and not ended:
             trials = [study.ask(space) for _ in range(min(self.n_jobs, self.n_trials - len(rows)))]
             jobs = [
                 [*fixed, *(f"{key}={value}" for key, value in trial.params.items())]
@@ -107,8 +112,15 @@ class OptunaSweeper(Sweeper):
                 f"hydra.sweeper.sampler: expected one of {', '.join(optuna.samplers.__all__)}, got "
                 f"{self.sampler}."
             )
+        try:
+            sampler = getattr(optuna.samplers, self.sampler)(seed=self.seed)
+        except TypeError as error:
+            raise UserError(
+                f"hydra.sweeper.sampler: {self.sampler} needs more than a seed ({error}); expected "
+                "one that does not, such as TPESampler or BruteForceSampler."
+            ) from None
         return optuna.create_study(
-            sampler=getattr(optuna.samplers, self.sampler)(seed=self.seed),
+            sampler=sampler,
             directions=list(self.directions.values()),
             storage=self.storage,
             study_name=self.study_name,

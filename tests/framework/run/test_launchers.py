@@ -195,6 +195,59 @@ def test_optuna_finds_the_front_between_accuracy_and_heads(trained, tmp_path):
     assert "best: job" in result.out
 
 
+@pytest.mark.slow
+@needs("optuna")
+def test_optuna_over_mask_steps_sees_what_the_masked_networks_can_do(trained, tmp_path):
+    """It saw the whole network's accuracy, the same for every step."""
+    command = [*runs.TINY, f"weights={trained.folder / 'model.safetensors'}"]
+    command += ["masking=single_heads", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=5"]
+    sampler = "hydra.sweeper.sampler=BruteForceSampler"
+    result = runs.run("mask", "-m", *command, sampler, "masking.step=1,5", cwd=tmp_path)
+    assert result.code == 0, result.err
+    [trials] = (tmp_path / "outputs").rglob("trials.csv")
+    rows = {row["masking.step"]: row for row in runs.rows(trials)}
+    assert (
+        rows.keys() == {"1", "5"} and rows["1"]["masked/accuracy"] != rows["5"]["masked/accuracy"]
+    )
+    for step, row in rows.items():
+        folder = trials.parent.parent / row["job"]
+        metrics = json.loads((folder / "metrics.json").read_text())
+        points = runs.rows(folder / "tables" / "masking_curves.csv")
+        [point] = [of for of in points if of["split"] == "test" and of["curve"] == "greedy"]
+        assert point["step"] == step and float(point["heads_masked"]) == float(row["masked/heads"])
+        assert float(row["masked/accuracy"]) == pytest.approx(float(point["accuracy"]), abs=1e-6)
+        assert metrics["test/accuracy"] != metrics["masked/accuracy"]  # the control
+
+
+@needs("optuna")
+@pytest.mark.parametrize("command", ["mask", "prune", "train"])
+def test_optuna_aims_at_what_the_command_makes(monkeypatch, capsys, command):
+    from hydra_plugins.mhprobe_optuna import OptunaSweeper
+
+    class Asked(Exception):
+        """No job is started."""
+
+    def study(sweeper):
+        raise Asked
+
+    monkeypatch.setattr(OptunaSweeper, "_study", study)
+    gates = {"gates/binary_accuracy": "maximize", "gates/kept": "minimize"}
+    found = {}
+    for name, typed in {"default": gates, "typed": {"test/loss": "minimize"}}.items():
+        sweeper = OptunaSweeper(typed, 1, 1, "TPESampler", 0, None, None)
+        sweeper.config = OmegaConf.create({"hydra": {"job": {"config_name": command}}})
+        with pytest.raises(Asked):
+            sweeper.sweep([])
+        found[name] = list(sweeper.directions)
+    aims = {
+        "mask": ["masked/accuracy", "masked/heads"],
+        "prune": ["test/accuracy", "prune/flops"],
+        "train": list(gates),
+    }
+    assert found == {"default": aims[command], "typed": ["test/loss"]}
+    assert ("directions:" in capsys.readouterr().out) == (command != "train")
+
+
 @needs("optuna")
 def test_aims_that_no_job_has_are_named(tmp_path):
     from hydra_plugins.mhprobe_optuna import OptunaSweeper
@@ -211,6 +264,8 @@ def test_aims_that_no_job_has_are_named(tmp_path):
         masked._values(tmp_path)
     with pytest.raises(UserError, match="sampler: expected one of"):
         OptunaSweeper({"a": "maximize"}, 1, 1, "Guesser", 0, None, None)._study()
+    with pytest.raises(UserError, match="sampler: GridSampler needs more than a seed"):
+        OptunaSweeper({"a": "maximize"}, 1, 1, "GridSampler", 0, None, None)._study()
     with pytest.raises(UserError, match="directions"):
         OptunaSweeper({"a": "up"}, 1, 1, "TPESampler", 0, None, None)._study()
     assert "ray" not in sys.modules  # Hydra imports every plugin at each start
