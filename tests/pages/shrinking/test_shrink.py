@@ -16,7 +16,8 @@ import mhprobe
 import runs
 from mhprobe import shrink as command
 from mhprobe.backbones import build
-from mhprobe.pages.shrinking import recipe, sentences
+from mhprobe.data.source import Contents
+from mhprobe.pages.shrinking import images, recipe, sentences
 from mhprobe.surgery.costs import count_flops
 from mhprobe.surgery.speed import speed_table
 from mhprobe.weights.checkpoint import save_weights
@@ -251,3 +252,22 @@ def test_a_quarter_is_chosen_by_brain_surgery_and_a_half_by_fisher_information()
     assert recipe.order_for(0.5, layout)[0] == "fisher"
     assert recipe.order_for(0.25, layout)[0] == "obs"
     assert recipe.order_for(0.5, layout)[1].multiple == 8
+
+
+def test_the_images_that_choose_and_judge_are_decoded_and_no_other(tmp_path, monkeypatch):
+    """A validation image was, for which an archive was read once more."""
+    walked, walk = [], Contents.walk
+
+    def counting(contents, wanted=None):
+        for split, position, *parts in walk(contents, wanted):
+            walked.append((split, position))
+            yield split, position, *parts
+
+    monkeypatch.setattr(Contents, "walk", counting)
+    about = {"class_names": [str(digit) for digit in range(10)], "data": "digits"}
+    about |= {"input": {"size": [8, 8], "mean": [0.5] * 3, "std": [0.5] * 3}}
+    asked = images.Asked("digits", choose=60, judge=70)
+    data = images.images_of(asked, about, tmp_path / "cache")
+    assert (data.sizes["train"], data.sizes["test"]) == (60, 70)
+    assert len(walked) == len(set(walked)) == 60 + 70
+    assert len(list(data.batches("train"))) == 1 and len(walked) == 130

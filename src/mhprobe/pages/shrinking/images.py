@@ -86,8 +86,9 @@ def images_of(asked: Asked, description: Mapping[str, Any], cache: str | Path) -
     spec = {key: tuple(description["input"][key]) for key in ("size", "mean", "std")}
     data.spec = InputSpec(**spec)
     try:
-        data.prepare_data()
-        data.setup()
+        data.list_images()
+        for split in ("train", "test"):  # damage is told now; no validation image is asked for
+            _ = data.splits[split].opened
     except UserError as error:  # a source says what is of its settings
         text = str(error).removeprefix("root: ").replace(OF_SETTINGS, "--data <archive or folder>")
         raise UserError(f"--data: {text}") from error

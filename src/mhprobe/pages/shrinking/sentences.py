@@ -101,8 +101,8 @@ def _random(shrunk: Shrunk) -> str:
         cost = f"another class for {_other(shrunk.control)}"
     goal = "as many FLOPs" if shrunk.target.unit == "latency" else "the same target"
     return (
-        f"As a control random heads and neurons went, to {goal}, and were repaired alike: "
-        f"{cost} (one draw)."
+        f"As a control one draw of random heads and neurons went, to {goal}, and the layers were "
+        f"repaired alike: {cost}."
     )
 
 
