@@ -13,6 +13,7 @@ from scipy.stats import binom
 from layouts import layout_of
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.lab.claims.parts import estimates
 from mhprobe.lab.claims.parts.estimates import (
     go_together,
     goes_with_cost,
@@ -67,6 +68,16 @@ def test_the_interval_of_skewed_heads_is_that_of_halls_transformation():
     assert found.high - found.effect > 1.1 * (found.effect - found.low)
     mirrored = mean_of(layout_of(9), -values)
     assert (mirrored.low, mirrored.high) == pytest.approx((-found.high, -found.low))
+
+
+def test_an_effect_that_is_sure_is_sure_whichever_way_heads_are_skewed(monkeypatch):
+    """Hall's cubic is flat where the skewness times t is -3: there p would be large, however sure the effect."""
+    values = 10 - drawn(24).exp()
+    found, cuts = mean_of(layout_of(6, 6, 6, 6), values), [8 - step / 2 for step in range(17)]
+    ps = [found.p(cut) for cut in cuts]
+    assert ps == sorted(ps, reverse=True) and ps[-1] < 1e-4
+    monkeypatch.setattr(estimates, "FARTHEST", 1e9)  # the control: the cubic as it is
+    assert max(found.p(cut) / p for cut, p in zip(cuts, ps, strict=True)) > 3
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -25,6 +25,7 @@ from mhprobe.stats.significance import LEVEL, Z95, crossed, satterthwaite
 # share of a measure's variance over heads: noise then reduces a correlation to no less than .89 of
 # it
 RELIABLE = 0.8
+FARTHEST = 1.5  # skewness times t, up to which Hall's transformation is taken as it is
 FEWEST = 4  # degrees of freedom below which an error is too uncertain to be used
 
 
@@ -283,8 +284,12 @@ def _skewed(value: float, error: float, lean: float, law: Any, unit: str, count:
 
 
 def _straightened(t: float, lean: float) -> float:
-    """Hall's transformation, which takes the first order of skewness out of Student's t, and rises everywhere."""
-    return t + lean * t**2 / 3 + lean**2 * t**3 / 27 + lean / 6
+    """Hall's transformation, which takes the first order of skewness out of Student's t, and rises everywhere.
+
+    It is flat where lean x t is -3, however sure the effect: beyond FARTHEST lean counts less.
+    """
+    felt = math.copysign(min(abs(lean), FARTHEST / max(abs(t), 1e-12)), lean)
+    return t + felt * t**2 / 3 + felt**2 * t**3 / 27 + felt / 6
 
 
 def _estimate(
