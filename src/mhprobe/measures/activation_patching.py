@@ -61,6 +61,7 @@ class ActivationPatching(Measure):
     label = "share of the metric that the head alone restores"
     larger = "the head alone restores more of the clean result; below 0 it leads away from it"
     also: ClassVar[tuple[str, ...]] = ("patching",)
+    selects_by_images = True
 
     effects: Tensor  # (E, 2, A) sums over pairs of x and |x|
     ends: Tensor = sums(2)  # over pairs of the clean metric and of the corrupted one

@@ -72,6 +72,7 @@ class Measure(Metric):
     also: further kinds of report/figures that draw the columns.
     axes: for columns of shape (A, K) or (A, A, K) that get a table, the K names along it.
     along: the ``Meaning`` of each of these columns: what its numbers are, and what a larger one means.
+    selects_by_images: True if ``select`` reads images and labels alone: the network is not run for it.
     select_needs: records of validation images, which go to ``select`` and ``end_select`` first, for
         a measure that chooses something. Both kinds of needs may depend on options, ``needs`` also
         on the choice.
@@ -113,6 +114,7 @@ class Measure(Metric):
     of_units: frozenset[Kind] = frozenset({"head"})
     by_rows: ClassVar[bool] = False
     select_needs: frozenset[Need] | None = None
+    selects_by_images: ClassVar[bool] = False
     class_names: tuple[str, ...] = ()
 
     images: Tensor = counts()  # valid images

@@ -41,7 +41,6 @@ from mhprobe.measures.parts.places import (
     places_alone,
     places_in,
     places_of,
-    products,
     queries_of,
     shares,
     sum_x_ln_x,
@@ -374,9 +373,12 @@ def _of_site(rows: Tensor, own_bH: Tensor, mass_bH: Tensor) -> Tensor:
     images, _, heads = rows.shape[:3]
     js_bHH = rows.new_zeros(images, heads, heads)
     above = rows + 1e-300  # 0 ln 0 is 0, and this changes no other x
+    # two tensors for all pairs: fresh ones of this size cost more than the logarithm
+    both_bWhQK, logs_bWhQK = torch.empty_like(rows), torch.empty_like(rows)
     for h in range(heads - 1):
-        both = above[:, :, h : h + 1] + rows[:, :, h + 1 :]
-        both_bH = products(both.log().flatten(3), both.flatten(3)).sum(1)
+        both = torch.add(above[:, :, h : h + 1], rows[:, :, h + 1 :], out=both_bWhQK[:, :, h + 1 :])
+        logs = torch.log(both, out=logs_bWhQK[:, :, h + 1 :])
+        both_bH = logs.mul_(both).sum((1, 3, 4))
         mass_bh = mass_bH[:, h, None] + mass_bH[:, h + 1 :]
         own_bh = own_bH[:, h, None] + own_bH[:, h + 1 :]
         js_bHH[:, h, h + 1 :] = (own_bh - both_bH + math.log(2) * mass_bh) / 2

@@ -177,8 +177,7 @@ class ObjectAttention(OfAttention):
             mass_H = of_pairs(piece.attn, on_BWQK).sum(0)
         else:
             even_BWQ = on_BWK.sum(-1, keepdim=True).double() / grid_WK.sum(-1, keepdim=True)
-            asking_WQ = places.query_patch.to(piece.attn.dtype)
-            columns_bwhk = torch.einsum("bwhqk,wq->bwhk", piece.attn, asking_WQ)
+            columns_bwhk = piece.patch_columns
             mass_H = torch.einsum("bwhk,bwk->h", columns_bwhk, on_BWK.to(piece.attn.dtype))
         self.mass[span] += mass_H / queries
         self.chance[span] += (even_BWQ * places.query_patch).sum() / queries

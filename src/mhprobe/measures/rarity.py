@@ -45,6 +45,7 @@ class Rarity(MeanOfAttention):
         "seen: a head that looks at the border or at bright patches, where these happen to be rare"
     )
     select_needs = frozenset()
+    selects_by_images = True
     within = SHARE
     label = "share of queries on the rarest patch"
     larger = "the head looks at what is rare more often"

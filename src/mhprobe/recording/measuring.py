@@ -27,6 +27,7 @@ from mhprobe.recording.fills import find_fill
 from mhprobe.recording.meetings import meets_pairs
 from mhprobe.recording.outputs import Of
 from mhprobe.recording.record import record
+from mhprobe.recording.state import usable
 
 LEAST = 8  # images that are looked at together; fewer would leave the machine idle
 MOST = 2**30  # bytes that a record takes, but for that of a single image
@@ -227,6 +228,7 @@ def _feed(
                 break
             needs = needs_of(active.values(), selecting) | passes.beside
             needs = read_as(model, active.values(), needs)
+            alone = selecting and all(item.selects_by_images for item in active.values())
             check_batch(
                 model, batch.images, batch.labels, layout
             )  # whole: a piece has as many labels as images
@@ -234,7 +236,8 @@ def _feed(
                 part for part in pieces(len(batch.valid), layout, needs) if batch.valid[part].any()
             ]
             for part in parts:
-                look = functools.partial(_look, model, batch.part(part), of=of, fills=fills)
+                run = _shown if alone else functools.partial(_look, model, of=of, fills=fills)
+                look = functools.partial(run, batch.part(part))
                 try:
                     heads = look(needs=needs)
                 except UserError:
@@ -275,6 +278,18 @@ def _look(model: nn.Module, batch: Batch, **options: Any) -> HeadBatch:
         name: getattr(batch, name) for name in ("images", "labels", "valid", "index", "objects")
     }
     return record(model, **images_of, **options)
+
+
+def _shown(batch: Batch, needs: Collection[Need]) -> HeadBatch:
+    """The images and labels of a batch, without a pass of the network."""
+    return HeadBatch(
+        z=(),
+        logits=batch.images.new_zeros(len(batch.valid), 0),
+        valid=batch.valid,
+        labels=batch.labels,
+        images=usable(batch.images),
+        objects=batch.objects,
+    )
 
 
 def _show_all(

@@ -161,7 +161,7 @@ def _recorded(
     }
     return HeadBatch(
         z=z,
-        grad=None if grad is None else _per_head(layout, grad, count),
+        grad=_per_head(layout, grad, count) if grad else None,
         attn=_per_window(taps.attn, count),
         attn_grad=_per_window(attn_grad, count),
         rows=rows,

@@ -21,6 +21,7 @@ from mhprobe.heads import HeadLayout, Shown, Stream, Weights
 from mhprobe.heads.attention import Paired
 from mhprobe.recording.meetings import Meetings, meets_pairs, refuse_unmet
 from mhprobe.recording.outputs import slopes_along
+from mhprobe.recording.recomputing import recomputing
 
 Args = tuple[Tensor, ...]
 SLOPES = frozenset({"grad", "attn_grad", "row_slopes"})
@@ -70,6 +71,8 @@ class Taps(contextlib.ExitStack):
                 self.enter_context(module.register_forward_pre_hook(self._enters_model))
             self._tap_sites()
             self._tap_blocks()
+            if "row_slopes" in self.needs:
+                self.enter_context(recomputing(self.backbone))
         except BaseException:
             self.close()
             raise
@@ -82,14 +85,15 @@ class Taps(contextlib.ExitStack):
     def slopes(
         self, of: Tensor, again: bool = False
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None]:
-        """Slopes of the scalar ``of`` along gated heads, and along attention or None.
+        """Slopes of the scalar ``of`` along gated heads if they were asked, and along attention or None.
 
         again: keep the graph. Slopes along rows are kept with them.
         """
+        gated = self._gated if "grad" in self.needs else []
         attn = self.attn if "attn_grad" in self.needs else []
         rows = {**self._results, **self._shown} if "row_slopes" in self.needs else {}
-        gradients = iter(slopes_along(of, [*self._gated, *attn, *rows.values()], again))
-        of_heads = tuple(next(gradients) for _ in self._gated)
+        gradients = iter(slopes_along(of, [*gated, *attn, *rows.values()], again))
+        of_heads = tuple(next(gradients) for _ in gated)
         of_attn = tuple(next(gradients) for _ in attn)
         self._slopes = {number: next(gradients) for number in rows} or dict(enumerate(of_attn))
         return of_heads, of_attn or None
@@ -156,13 +160,14 @@ class Taps(contextlib.ExitStack):
                 for hook in seam.point._forward_pre_hooks.values()
                 if not isinstance(hook, GateHook)
             ]
-            after = bind(_keeps, self._gated, number, bool(self.needs & SLOPES))
             before = bind(self._before_gate, number)
             self.enter_context(seam.point.register_forward_pre_hook(before, prepend=True))
             if strange:
                 replaced = bind(self._refuse_replaced, number, strange[-1])
                 self.enter_context(seam.point.register_forward_pre_hook(replaced))
-            self.enter_context(seam.point.register_forward_pre_hook(after))
+            if "grad" in self.needs:
+                after = bind(_keeps, self._gated, number, True)
+                self.enter_context(seam.point.register_forward_pre_hook(after))
             if self.attn and site.kind == "head":
                 self.enter_context(
                     seam.watched(bind(_keeps, self.attn, number, "attn_grad" in self.needs))

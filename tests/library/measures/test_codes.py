@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -135,3 +136,16 @@ def test_the_sample_replaces_its_parts_one_after_the_other(monkeypatch):
     sample.add(torch.arange(-2, 0), [torch.rand(2, 5) for _ in range(3)])
     assert alive == [3, 2, 1], "of the old parts, beside the new ones"
     assert sample.number.tolist() == [-2, -1, 0]
+
+
+STATM = Path("/proc/self/statm")  # pages of 4 KiB: virtual, resident, ...
+
+
+@pytest.mark.skipif(not STATM.exists(), reason="Linux tells what a process holds")
+def test_free_places_of_a_pool_take_no_memory():
+    pool, one = Pool(64), torch.ones(1, 2**20)  # 4 MiB each
+    before = int(STATM.read_text().split()[1])
+    pool.add(torch.tensor([7]), [one])
+    pool.add(torch.tensor([3]), [2 * one])
+    assert (int(STATM.read_text().split()[1]) - before) * 4 / 1024 < 64
+    assert pool.held[0].tolist() == [3, 7] and pool.held[1][:, 0].tolist() == [2, 1]

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import pytest
+import timm
 import torch
 
+import mhprobe
 from attention import batch_of, even, looking, random_maps, run, swin_layout, vit_layout
+from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.measures.rarity import Rarity
+from mhprobe.recording.measuring import feed
 
 PIXELS = {"grid": (4, 4), "pixels": (4.0, 4.0)}
 
@@ -139,3 +143,16 @@ def test_a_head_that_looks_evenly_at_all_keys_is_at_chance(build):
         ("class_query", "class_chance"),
     ):
         torch.testing.assert_close(got[column], got[chance], equal_nan=True)
+
+
+def test_codes_are_fitted_without_a_pass_of_the_network(monkeypatch):
+    torch.manual_seed(0)
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=32, patch_size=8, depth=1, num_classes=3
+    )
+    measure = Rarity(mhprobe.attach(model).layout, codes=4)
+    batch = Batch.whole(torch.randn(4, 3, 32, 32), torch.zeros(4).long())
+    passes: list[int] = []
+    model.register_forward_hook(lambda *_: passes.append(1))
+    alone = feed(model, {"rarity": measure}, lambda: [batch], lambda: [batch, batch])
+    assert not alone and len(passes) == 1 and measure.columns()["value"].shape == (3,)

@@ -66,8 +66,8 @@ def _odd(count: int, device: torch.device) -> Tensor:
 class Pool:
     """The ``size`` images (or patches) with the smallest numbers; room for all is taken with the first.
 
-    number: (P,) int64, rising; the largest int64 marks a free place. parts: tensors (P, ...), zeros
-    in free places, which are never touched, so that they take no memory yet.
+    number: (P,) int64, rising; the largest int64 marks a free place. parts: tensors (P, ...), any
+    numbers in free places, which are never touched, so that they take no memory yet.
     """
 
     def __init__(self, size: int) -> None:
@@ -94,7 +94,7 @@ class Pool:
             return  # nobody new
         self.number = torch.full((self.size,), _NOBODY)
         self.number[: len(number)] = number
-        self.parts = self.parts or [part.new_zeros(self.size, *part.shape[1:]) for part in parts]
+        self.parts = self.parts or [part.new_empty(self.size, *part.shape[1:]) for part in parts]
         for place, part in enumerate(
             parts
         ):  # new ones of all beside the old ones would take twice the room
@@ -111,22 +111,23 @@ class Pool:
 
 
 def _of_both(mine: Tensor, came: Tensor, order: Tensor) -> Tensor:
-    """(P, ...) rows of ``mine`` (P, ...) and, behind them, ``came`` (B, ...), by their places; zeros in free ones."""
+    """(P, ...) rows of ``mine`` (P, ...) and, behind them, ``came`` (B, ...), by their places; free ones untouched."""
     shape = [max(sizes) for sizes in zip(mine.shape[1:], came.shape[1:], strict=True)]
     mine, came = (_padded(part, shape) for part in (mine, came))
     order = order.to(came.device)
     stays = order < len(mine)
-    kept = came.new_zeros(mine.shape)
-    kept[: len(order)][stays], kept[: len(order)][~stays] = (
-        mine[order[stays]],
-        came[order[~stays] - len(mine)],
-    )
+    kept = came.new_empty(len(mine), *shape)
+    there = kept[: len(order)]
+    there[stays] = mine[order[stays]]
+    there[~stays] = came[order[~stays] - len(mine)]
     return kept
 
 
 def _padded(part: Tensor, shape: Sequence[int]) -> Tensor:
     """(n, ...) with zeros at its ends, up to (n, *shape)."""
     missing = [large - size for large, size in zip(shape, part.shape[1:], strict=True)]
+    if not any(missing):
+        return part
     return torch.nn.functional.pad(
         part, [side for count in reversed(missing) for side in (0, count)]
     )

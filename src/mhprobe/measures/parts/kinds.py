@@ -74,10 +74,8 @@ class Kinds:
     def __init__(self, piece: Piece, batch: HeadBatch, threshold: float) -> None:
         site, self.places = piece.site, piece.places
         token = self.places.token
-        before_bTC = batch.need("stream", "token kinds")[site.block].before[piece.images]
-        loud_bT = pad(
-            high_norm(before_bTC[:, site.prefix_tokens :], threshold), (site.prefix_tokens, 0)
-        )
+        batch.need("stream", "token kinds")
+        loud_bT = batch.derive(_loud, site.block, site.prefix_tokens, threshold)[piece.images]
         loud_bWK = loud_bT[:, token.clamp(min=0)] & (token >= 0)
         # (1 or b, W, K) bool, by kinds that are the same keys for all queries
         self.keys = {**_of_keys(site, self.places), "high_norm": loud_bWK}
@@ -274,6 +272,12 @@ def _of_pairs(places: Places) -> dict[str, Tensor]:
         "same_row": patches & (down == 0) & (across > 0),
         "same_column": patches & (across == 0) & (down > 0),
     }
+
+
+def _loud(batch: HeadBatch, block: int, prefix: int, threshold: float) -> Tensor:
+    """(B, T) bool: tokens that are ``high_norm`` before a block; none of the first ``prefix``."""
+    assert batch.stream is not None  # Kinds looked
+    return pad(high_norm(batch.stream[block].before[:, prefix:], threshold), (prefix, 0))
 
 
 def high_norm(patches_bTC: Tensor, threshold: float = 3.0) -> Tensor:

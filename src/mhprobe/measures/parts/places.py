@@ -28,9 +28,10 @@ from mhprobe.measures.parts.image_sums import MeanOverImages
 
 # float64 numbers in a piece of attention, whatever the batch size
 _CPU_PIECE = (
-    2**18
-)  # 2 MiB stay in the cache; temporaries of 64 MiB cost page faults and three times the time
+    2**19
+)  # 4 MiB; less is spent on calls, temporaries of 64 MiB cost page faults and three times the time
 _GPU_PIECE = 2**24  # 128 MiB: few launches
+_KEPT = 2**21  # pairs of places whose tables stay for the next block: 16 MiB of distances
 
 T = TypeVar("T")
 
@@ -319,6 +320,14 @@ class Piece:
         return self.rows.sum(3)
 
     @functools.cached_property
+    def patch_columns(self) -> Tensor:
+        """(b, W, H, K) sum of ``attn`` over queries that are patches."""
+        asking_WQ = self.places.query_patch
+        if asking_WQ.all():
+            return self.attn.sum(3)
+        return torch.einsum("bwhqk,wq->bwhk", self.attn, asking_WQ.to(self.attn.dtype))
+
+    @functools.cached_property
     def patch_rows(self) -> Tensor:
         """``shares`` over patches, of patches."""
         return shares(self.attn, self.places.patch_pairs)
@@ -377,8 +386,8 @@ class Piece:
 
         NaN anywhere stays NaN.
         """
-        path = "bwhq,wq->wh" if self.site.line else "bwhq,wq->bh"  # a text is a window
-        return torch.einsum(path, values, queries.to(values.dtype))
+        there = values * queries[:, None]  # a product: NaN is not masked away
+        return there.sum((0, 3) if self.site.line else (1, 3))  # a text is a window
 
     def counts(self, queries: Tensor) -> Tensor:
         """(b, 1), or (1, 1) if all images have as many: number of queries (W, Q) bool of an image."""
@@ -532,6 +541,7 @@ def attention(
     name, texts: of the measure that asks. whole: True for all queries of an image in one piece.
     """
     order = batch.valid.cumsum(0) - 1
+    tables = _Tables()
     for number, site in enumerate(layout.sites):
         attn, span = attention_of(name, layout, batch, number, texts).wide(), layout.span(number)
         for images in chunks(batch.valid, [attn]):
@@ -542,12 +552,31 @@ def attention(
                 seen = some.transpose(0, 1) if site.line else some
                 yield Piece(number, span, site, places, images, counted, seen, slopes)
                 continue
-            places = places_of(site, attn.device)
             for queries in split:
                 slopes = functools.partial(attn.slopes_at, images, queries)
                 some, ends = attn.at(images, queries), queries is split[-1]
-                part = places.of(queries)
+                part = tables.of(site, queries)
                 yield Piece(number, span, site, part, images, counted, some, slopes, ends)
+
+
+class _Tables:
+    """The tables of some queries, kept for the next site with the same places if they are small together."""
+
+    def __init__(self) -> None:
+        self.site: HeadSite | None = None
+        self.kept: dict[tuple[int, int], Places] = {}
+
+    def of(self, site: HeadSite, queries: Tensor) -> Places:
+        alone, places = places_alone(site), places_of(site, queries.device)
+        if alone != self.site:
+            self.site, self.kept = alone, {}
+        at = int(queries[0]), len(queries)
+        if at in self.kept:
+            return self.kept[at]
+        windows, keys = places.token.shape
+        if windows * keys * keys > _KEPT:
+            return places.of(queries)
+        return self.kept.setdefault(at, places.of(queries))
 
 
 def attention_of(
@@ -654,12 +683,7 @@ def _without(attn: Tensor, keys: Tensor, heads: int = 1) -> Tensor:
 
 def sum_x_ln_x(rows: Tensor) -> Tensor:
     """(...) sum over the last dimension of x ln x; 0 ln 0 is 0, and 1e-300 changes no other x."""
-    return products((rows + 1e-300).log_(), rows)
-
-
-def products(a: Tensor, b: Tensor) -> Tensor:
-    """(...) sum over the last dimension of a x b, without a tensor of products."""
-    return (a[..., None, :] @ b[..., None])[..., 0, 0]
+    return (rows + 1e-300).log_().mul_(rows).sum(-1)
 
 
 def _of_one(counted: Tensor) -> Tensor:
@@ -691,7 +715,7 @@ def over_queries(values: Tensor, queries: Tensor) -> Tensor:
 
     NaN anywhere stays NaN.
     """
-    return torch.einsum("bwhq,wq->h", values, queries.to(values.dtype))
+    return (values * queries[:, None]).sum((0, 1, 3))
 
 
 def of_pairs(values: Tensor, pairs: Tensor) -> Tensor:
