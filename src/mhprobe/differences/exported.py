@@ -322,6 +322,11 @@ def _image_input(name: str, graph: Graph, image: Tensor) -> tuple[str, int | Non
             "an image network."
         )
     sides = [dim.dim_value for dim in of[0].type.tensor_type.shape.dim]
+    if sides[3] == image.shape[1] and sides[1] != image.shape[1]:
+        raise UserError(
+            f"diff: {name} takes images as (B, height, width, {sides[3]}), colours last. Export A with "
+            f"its own input, (B, {image.shape[1]}, height, width)."
+        )
     for got, wanted in zip(sides[1:], image.shape[1:], strict=True):
         if got and got != wanted:
             shapes = [" x ".join(map(str, side)) for side in (sides[1:], image.shape[1:])]

@@ -42,6 +42,10 @@ class MapKind(ABC):
         name, without attention weights.
         """
 
+    def held(self, layout: HeadLayout) -> float:
+        """Bytes that the maps of one image take beside the network, at least; 0 if they take rows as these pass."""
+        return 0
+
     def asking(self, grid: tuple[int, int]) -> tuple[int, int] | None:
         """(row, column) of the one query patch on a map of ``grid``; None if there is none, or many."""
         return None

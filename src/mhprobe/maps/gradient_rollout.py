@@ -23,6 +23,7 @@ class GradientRollout(Rollout):
     """
 
     kind = "gradient_rollout"
+    needs = ("row_slopes", "attn_grad")
 
     def __init__(
         self, fusion: Fusion = "mean", discard: float = 0.0, target: Of | None = None

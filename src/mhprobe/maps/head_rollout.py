@@ -3,9 +3,18 @@
 from torch import Tensor, nn
 
 from mhprobe.errors import UserError, quoted
-from mhprobe.heads import written
+from mhprobe.heads import HeadLayout, written
 from mhprobe.maps.base import MapKind, as_grid, choose_block, layout_of, readout
-from mhprobe.maps.rollout import Fusion, chain, check, fuse, transition
+from mhprobe.maps.rollout import (
+    Fusion,
+    chain,
+    check,
+    fuse,
+    product,
+    refuse_product,
+    transition,
+)
+from mhprobe.recording.checks import numbers_of
 from mhprobe.recording.record import record
 
 
@@ -31,6 +40,9 @@ class HeadRollout(MapKind):
             raise UserError(f"head_rollout: weight is none or written, got {quoted(weight)}.")
         self.block, self.fusion, self.discard, self.weight = block, fusion, discard, weight
 
+    def held(self, layout: HeadLayout) -> float:
+        return 4 * numbers_of(layout, {"attn"}) + product(layout)
+
     def __call__(
         self, model: nn.Module, images: Tensor, labels: Tensor | None = None
     ) -> dict[str, Tensor]:
@@ -41,6 +53,7 @@ class HeadRollout(MapKind):
                 f"head_rollout: block {self.block} has several attentions side by side, expected "
                 "one."
             )
+        refuse_product("head_rollout", layout)
         batch = record(model, images, needs={"attn", "weights"})
         attn = batch.need("attn", "head_rollout")
         site = layout.sites[chosen]

@@ -3,8 +3,9 @@
 from torch import Tensor, nn
 
 from mhprobe.errors import UserError
-from mhprobe.heads import Relevance
+from mhprobe.heads import HeadLayout, Relevance
 from mhprobe.maps.base import MapKind, layout_of, usual_target
+from mhprobe.recording.checks import numbers_of
 from mhprobe.recording.lrp import patch_relevances
 
 
@@ -27,6 +28,9 @@ class RelevanceMap(MapKind):
                 f"relevance_map: expected gamma >= 0 and epsilon > 0, got {gamma} and {epsilon}."
             )
         self.target, self.gamma, self.epsilon = target, float(gamma), float(epsilon)
+
+    def held(self, layout: HeadLayout) -> float:
+        return 4 * numbers_of(layout, {Relevance()})
 
     def __call__(
         self, model: nn.Module, images: Tensor, labels: Tensor | None = None

@@ -12,6 +12,7 @@ over the first stage's grid.
 Shapes: T tokens of a block, S tokens of the first block.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, Literal
 
@@ -21,9 +22,11 @@ from torch import Tensor, nn
 
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
-from mhprobe.heads import HeadLayout, HeadSite, Weights
+from mhprobe.heads import HeadLayout, HeadSite, Need, Weights
 from mhprobe.heads.attention import CHUNK
+from mhprobe.io.machine import free_memory
 from mhprobe.maps.base import MapKind, as_grid, layout_of, readout
+from mhprobe.recording.checks import numbers_of
 from mhprobe.recording.record import record
 
 Fusion = Literal["mean", "max", "min"]
@@ -50,6 +53,7 @@ class Rollout(MapKind):
         if not self.discard and one_grid(layout):
             read = self._read_back(model, self.rows(model, images, labels), layout)
         else:
+            refuse_product(self.kind, layout)
             fused = zip(
                 fuse(model, self.weights(model, images, labels), self.fusion),
                 layout.sites,
@@ -60,6 +64,14 @@ class Rollout(MapKind):
             )
             read = readout(chained, layout.sites[-1])
         return {self.kind.replace("_", " "): as_grid(read, layout.sites[0])}
+
+    needs: ClassVar[tuple[Need, Need]] = ("rows", "attn")  # read row by row, or as matrices
+
+    def held(self, layout: HeadLayout) -> float:
+        by_rows = not self.discard and one_grid(layout)
+        if by_rows:
+            return 4 * numbers_of(layout, {self.needs[0]})
+        return 4 * numbers_of(layout, {self.needs[1]}) + product(layout)
 
     def rows(self, model: nn.Module, images: Tensor, labels: Tensor | None) -> tuple[Weights, ...]:
         """Attention of each site, from which the map is made row by row."""
@@ -106,6 +118,31 @@ class Rollout(MapKind):
     def weights(self, model: nn.Module, images: Tensor, labels: Tensor | None) -> Iterable[Tensor]:
         """(B, W, H, K, K) of each site, from which the map is made."""
         return record(model, images, needs={"attn"}).need("attn", self.kind)
+
+
+def product(layout: HeadLayout) -> float:
+    """Bytes of the product of all blocks: N x N numbers for each, and the chain so far and its next; 0 if unknown."""
+    first = layout.sites[0]
+    if not first.attention_size:
+        return 0
+    tokens = first.prefix_tokens + math.prod(first.token_grid)
+    return 4 * (len(layout.sites) + 2) * tokens**2
+
+
+def refuse_product(kind: str, layout: HeadLayout) -> None:
+    """Raise UserError for a ``product`` that is larger than the free memory of the machine."""
+    held, free = product(layout), free_memory()
+    if held > free:
+        first = layout.sites[0]
+        side = first.token_grid[0] * first.pixels[0]
+        fits = math.floor(
+            side * (free / held) ** 0.25
+        )  # its square is the tokens, and theirs the product
+        raise UserError(
+            f"{kind}: its product of tokens x tokens takes {held / 2**30:.2f} GiB in "
+            f"{len(layout.sites)} blocks, and {free / 2**30:.2f} GiB are free. Build the network for "
+            f"smaller images: img_size={fits} would fit."
+        )
 
 
 def check(discard: float, kind: str) -> None:

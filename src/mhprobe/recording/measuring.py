@@ -31,6 +31,7 @@ from mhprobe.recording.state import usable
 
 LEAST = 8  # images that are looked at together; fewer would leave the machine idle
 MOST = 2**30  # bytes that a record takes, but for that of a single image
+WORTH_SAYING = 2**27  # bytes that a step holds
 Columns = dict[str, Tensor]
 
 
@@ -364,6 +365,11 @@ def bytes_of(model: nn.Module, measures: Iterable[Measure], images: int) -> int:
     needs = read_as(model, measures, needs_of(measures))
     largest = max(part.stop - part.start for part in pieces(images, layout, needs))
     return int(4 * numbers_of(layout, needs) * largest)
+
+
+def said(held: float) -> str:
+    """Return in words, to put behind what takes them, so many bytes; "" for few."""
+    return f", {held / 2**30:.1f} GiB beside the network" if held >= WORTH_SAYING else ""
 
 
 def pieces(count: int, layout: HeadLayout, needs: Collection[Need] = ("attn",)) -> list[slice]:

@@ -157,7 +157,7 @@ def test_the_cost_of_measures_is_said_of_both_networks(monkeypatch):
 def test_memory_is_said_before_it_is_taken_if_it_is_much(material, monkeypatch):
     measures = {"entropy": Entropy(material.layout)}
     assert plan._room(material, material.model, measures) == ""
-    monkeypatch.setattr(plan, "WORTH_SAYING", 1)
+    monkeypatch.setattr("mhprobe.recording.measuring.WORTH_SAYING", 1)
     held = bytes_of(material.model, measures.values(), material.data.eval_batch_size)
     assert held > 0 and plan._room(material, material.model, measures).endswith(
         "beside the network"

@@ -19,7 +19,7 @@ from mhprobe.maps.attention_patch import AttentionPatch
 from mhprobe.maps.gradient_rollout import GradientRollout
 from mhprobe.maps.head_rollout import HeadRollout
 from mhprobe.maps.relevance_map import RelevanceMap
-from mhprobe.maps.rollout import Rollout, carried, chain, drop_lowest, transition
+from mhprobe.maps.rollout import Rollout, carried, chain, drop_lowest, product, transition
 from models import images_for, make_loud, tiny_registers, tiny_swin, tiny_vit
 from oracles import maps as oracle
 from oracles.lrp_relevance import Books
@@ -434,3 +434,18 @@ def test_kinds_are_found_by_the_names_of_their_files():
     assert mhprobe.maps.rollout.Rollout is Rollout
     with pytest.raises(AttributeError, match="no map kind 'nothing'"):
         _ = mhprobe.maps.nothing
+
+
+def test_rollout_says_what_its_product_needs_and_refuses_what_does_not_fit(monkeypatch):
+    model = tiny_vit()
+    layout, images = mhprobe.attach(model).layout.of("head"), images_for(model, 1)
+    tokens = layout.sites[0].prefix_tokens + math.prod(layout.sites[0].token_grid)
+    by_rows, whole = Rollout(), Rollout(discard=0.5)
+    assert product(layout) == 4 * (len(layout.sites) + 2) * tokens**2
+    assert whole.held(layout) > product(layout) and Attention().held(layout) == 0
+    assert by_rows.held(layout) > 0
+    monkeypatch.setattr("mhprobe.maps.rollout.free_memory", lambda: product(layout) - 1)
+    by_rows(model, images)  # a row at a time needs no product
+    for kind in (whole, HeadRollout()):
+        with pytest.raises(UserError, match=r"tokens x tokens takes .* img_size=\d+ would fit"):
+            kind(model, images)

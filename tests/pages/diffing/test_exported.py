@@ -188,6 +188,16 @@ def test_files_that_are_no_export_of_it_are_one_line(pair, tmp_path):
         [numpy_helper.from_array(torch.zeros(4, 2).numpy(), "w")],
     )
     onnx.save(helper.make_model(plain), str(tmp_path / "plain.onnx"))
+    last = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        "last",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 16, 16, 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    onnx.save(helper.make_model(last), str(tmp_path / "last.onnx"))
+    cut, empty = tmp_path / "cut.onnx", tmp_path / "empty.onnx"
+    cut.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    empty.write_bytes(b"")
     int8 = quantised(file, tmp_path / "int8.onnx", model, static=False)
     for broken, expected in (
         (text, "cannot be read as ONNX"),
@@ -196,6 +206,9 @@ def test_files_that_are_no_export_of_it_are_one_line(pair, tmp_path):
         (other, "expected the same classes"),
         (larger, "takes images of 3 x 24 x 24 and A of 3 x 16 x 16"),
         (tmp_path / "plain.onnx", "expected one input"),
+        (tmp_path / "last.onnx", "colours last"),
+        (cut, "cannot be read as ONNX"),
+        (empty, "Export it again"),
         (changed(file, tmp_path / "strange.onnx", strange), "ONNX Runtime cannot run strange.onnx"),
         (
             changed(int8, tmp_path / "scale.onnx", without_scale),

@@ -21,6 +21,7 @@ from mhprobe.pages.looking.sentences import (
     answers,
     facts,
     measured,
+    room,
     sentences,
 )
 from models import tiny_vit
@@ -457,3 +458,10 @@ def test_twins_write_more_alike_than_chance():
 
     assert told(0.59).heads == (0, 1)
     assert told(0.6) is None and told(0.7) is None
+
+
+def test_the_memory_of_the_measures_is_said_where_it_is_worth_it(monkeypatch):
+    model = sharp()
+    assert room(model, 12, False) == ""
+    monkeypatch.setattr("mhprobe.recording.measuring.WORTH_SAYING", 1)
+    assert room(model, 12, True) == ", 0.0 GiB beside the network"

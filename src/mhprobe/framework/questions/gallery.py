@@ -22,6 +22,7 @@ from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
 from mhprobe.maps.base import MapKind
 from mhprobe.maps.faithfulness import faithfulness
+from mhprobe.recording.measuring import said
 from mhprobe.report.figures import maps as figures
 from mhprobe.report.figures.maps import AREAS, Judged
 from mhprobe.report.result import Result, Sample
@@ -57,6 +58,9 @@ def kept_maps(
 
     folder: of the run. chosen: positions in the test split, or image files. options: of ``_kept``.
     """
+    for name, kind in kinds.items():
+        if material.first and (words := said(kind.held(material.layout.of("head")))):
+            print(f"{name}: one image at a time{words}")
     results, all_maps, titles = gallery(
         material.backbone, material.data, chosen, kinds, keep=material.kept, **options
     )

@@ -24,10 +24,9 @@ from mhprobe.io.progress import duration, progress
 from mhprobe.masking.parts.curve import CurveSpec
 from mhprobe.masking.parts.units import make_units
 from mhprobe.measures.base import Measure
-from mhprobe.recording.measuring import bytes_of, feed
+from mhprobe.recording.measuring import bytes_of, feed, said
 
 SHARE = 50  # an estimate takes a fiftieth of the images
-WORTH_SAYING = 2**27  # bytes that a step holds
 FEWEST = 8  # images; with fewer the start takes most of the time
 
 
@@ -161,8 +160,7 @@ def _cost_of_measures(material: Material, names: Sequence[str]) -> str:
 def _room(material: Material, model: nn.Module, measures: Mapping[str, Measure]) -> str:
     """Return in words the memory that the largest record takes; "" if it is small."""
     batch = min(material.data.eval_batch_size, material.data.sizes["test"])
-    held = bytes_of(model, measures.values(), batch)
-    return f", {held / 2**30:.1f} GiB beside the network" if held >= WORTH_SAYING else ""
+    return said(bytes_of(model, measures.values(), batch))
 
 
 def _shown(material: Material, model: nn.Module, measures: Mapping[str, Measure]) -> bool | None:

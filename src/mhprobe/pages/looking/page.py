@@ -113,11 +113,12 @@ def look(  # noqa: PLR0913 -- a notebook's door: each argument is a keyword of i
         except UserError as error:
             reason = f"Where the heads look cannot be shown: {error}"
     # behind the first photograph: measures are seconds of imports
-    from mhprobe.pages.looking.sentences import TWIN, facts, sentences
+    from mhprobe.pages.looking.sentences import TWIN, facts, room, sentences
 
     twin = network.twin if untrained else None
     total = len(images) + (min(TWIN, len(images)) if untrained else 0)
-    with progress("measuring", total, "photographs", show_progress) as done:
+    what = f"measuring{room(network.model, len(images), objects is not None)}"
+    with progress(what, total, "photographs", show_progress) as done:
         findings = facts(network.model, images, objects, twin, done)
     return _page(
         network, photos, form, packs, reason, sentences(findings), findings.shown(), waiting=False

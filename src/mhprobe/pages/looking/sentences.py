@@ -31,7 +31,7 @@ from mhprobe.measures.object_attention import ObjectAttention
 from mhprobe.measures.parts.functions import FUNCTIONS
 from mhprobe.measures.position import Position
 from mhprobe.measures.sinks import Sinks
-from mhprobe.recording.measuring import measure
+from mhprobe.recording.measuring import bytes_of, measure, said
 from mhprobe.stats.agreement import spearman, spearman_interval
 from mhprobe.stats.significance import wilson
 
@@ -110,13 +110,9 @@ def facts(
     salient. twin: makes the untrained network, or raises a UserError. done: called with the number
     of images after each batch.
     """
-    kinds: Kinds = {
-        **SINGLE,
-        "js_distance": functools.partial(JSDistance, null_images=NULL),
-        "cka": CKA,
-    }
-    kinds = kinds if objects is None else {**kinds, "object_attention": ObjectAttention}
-    measures, refused = _measured(model, kinds, Batch.whole(images, objects=objects), done)
+    measures, refused = _measured(
+        model, _kinds(objects is not None), Batch.whole(images, objects=objects), done
+    )
     reasons = {
         "object_attention": "no masks of objects were given: with --masks FOLDER the page says which heads look at the "
         "object more often than chance",
@@ -130,6 +126,18 @@ def facts(
     except UserError as error:
         reasons["untrained"] = str(error)
     return Facts(attach(model).layout.of("head"), len(images), measures, others, reasons)
+
+
+def room(model: nn.Module, images: int, objects: bool) -> str:
+    """Return in words the memory that ``facts`` takes of so many images; "" if it is small."""
+    layout = attach(model).layout.of("head")
+    measures = [kind(layout) for kind in _kinds(objects).values()]
+    return said(bytes_of(model, measures, min(images, TOGETHER)))
+
+
+def _kinds(objects: bool) -> Kinds:
+    of_pairs = {"js_distance": functools.partial(JSDistance, null_images=NULL), "cka": CKA}
+    return {**SINGLE, **of_pairs, **({"object_attention": ObjectAttention} if objects else {})}
 
 
 def _measured(
