@@ -52,9 +52,9 @@ def recomputing(model: nn.Module) -> Iterator[None]:
     def widens(layer: Any, args: tuple[Tensor, ...], output: Tensor) -> None:
         for before in last:
             before.output = None
-        plain = args[0].dtype == output.dtype == layer.weight.dtype
-        again = Recomputed(layer, args[0].detach(), output.detach())
-        last[:] = [again] if plain else []
+        last.clear()
+        if args and args[0].dtype == output.dtype == layer.weight.dtype:
+            last.append(Recomputed(layer, args[0].detach(), output.detach()))
 
     def pack(saved: Tensor) -> Tensor | Recomputed:
         return next((again for again in last if again.is_of(saved)), saved)

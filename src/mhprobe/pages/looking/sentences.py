@@ -136,8 +136,12 @@ def room(model: nn.Module, images: int, objects: bool) -> str:
 
 
 def _kinds(objects: bool) -> Kinds:
-    of_pairs = {"js_distance": functools.partial(JSDistance, null_images=NULL), "cka": CKA}
-    return {**SINGLE, **of_pairs, **({"object_attention": ObjectAttention} if objects else {})}
+    kinds: dict[str, Callable[[HeadLayout], Measure]] = {
+        **SINGLE,
+        "js_distance": functools.partial(JSDistance, null_images=NULL),
+        "cka": CKA,
+    }
+    return {**kinds, "object_attention": ObjectAttention} if objects else kinds
 
 
 def _measured(
