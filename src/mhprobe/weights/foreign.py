@@ -1,34 +1,32 @@
 """Load weights trained elsewhere into a model: a state dict under any usual key and prefix.
 
-A .pth, .pt, .bin or .ckpt is unpickled with torch's ``weights_only``: tensors, plain values and
-argparse's Namespace; no code runs. timm translates the names that it knows
-(``checkpoint_filter_fn``: the original DeiT, DINO, EVA ...).
+Files are read without running code in them (``reading.py``). timm translates the names that it
+knows (``checkpoint_filter_fn``: the original DeiT, DINO, EVA ...).
 """
 
-import argparse
 import logging
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mhprobe.backbones import build, family_of
 from mhprobe.backbones.parts.timm_models import note
-from mhprobe.errors import UserError, quoted, refusing
-from mhprobe.io.files import unreadable
+from mhprobe.errors import UserError, quoted
 from mhprobe.io.readings import Reading
+from mhprobe.weights.classifiers import with_classifier
 from mhprobe.weights.networks import Network, State, find_network, grouped, option, some
 from mhprobe.weights.others import other_library
+from mhprobe.weights.reading import read_content
 from mhprobe.weights.translated import translated
 
 log = logging.getLogger(__name__)
 
 LeaveOut = bool | str | Sequence[str]
+# of averages of weights: how often they were updated
+_COUNTERS = {"n_averaged", "num_updates", "initted", "step", "decay"}
 
 
 def load_foreign(
@@ -49,7 +47,7 @@ def load_foreign(
     not fit, and for a prefix or a name to leave out that the file has not.
     """
     path = Path(path)
-    _put(_read(path, where), model, path, where, new_classifier, prefix, leave_out)
+    _put(read_content(path, where), model, path, where, new_classifier, prefix, leave_out)
 
 
 def _put(
@@ -127,6 +125,7 @@ def _put(
         for key, value in state.items()
         if key in tensors and value.shape == tensors[key].shape
     }
+    _refuse_numbers(fitting, tensors, model, path, where)
     model.load_state_dict(tensors | in_float32(fitting))
 
 
@@ -168,10 +167,57 @@ def _fitting(
                 f"It has {some(list(network.state), 12)}."
             )
     state = {key: value for key, value in network.state.items() if key not in named}
-    state, changes, renamed = translated(state, model)
-    if left := {**named, **network.beside}:
+    state, changes, renamed = translated(_plain(state, path, where), model)
+    beside = {
+        key: value for key, value in network.beside.items() if not (begun and key.startswith(begun))
+    }
+    layer = _classifier_name(model)
+    weight = model.state_dict().get(f"{layer}.weight")
+    state, name, told = with_classifier(state, beside, str(layer), weight)
+    changes = [*changes, *told]
+    used = [f"{name}.{part}" for part in ("weight", "bias") if name]
+    left = {**named, **{key: of for key, of in network.beside.items() if key not in used}}
+    if left:
         changes = [*changes, f"left out: {grouped(left)}"]
     return network, state, changes, renamed
+
+
+def _plain(state: State, path: Path, where: str) -> State:
+    """The same tensors, none of them sparse. Raises UserError for tensors without numbers."""
+    if empty := [key for key, value in state.items() if value.is_meta]:
+        raise UserError(
+            f"{where}: {path} holds shapes without numbers: {some(empty)} is on the meta device. "
+            "Save the network after its weights are loaded."
+        )
+    return {
+        key: value if value.layout is torch.strided else value.to_dense()
+        for key, value in state.items()
+    }
+
+
+def _refuse_numbers(state: State, tensors: State, model: nn.Module, path: Path, where: str) -> None:
+    """Raise UserError for whole numbers in the place of weights, and for weights that are not finite."""
+    whole = [
+        key
+        for key, value in state.items()
+        if tensors[key].is_floating_point() and not value.is_floating_point()
+    ]
+    if whole:
+        raise UserError(
+            f"{where}: {path} holds whole numbers where the network has weights: {some(whole)}, as "
+            "after quantising. Give the weights from before it."
+        )
+    learned = {key for key, _ in model.named_parameters()}
+    broken = [
+        key
+        for key, value in state.items()
+        if key in learned and not bool(value.float().isfinite().all())
+    ]
+    if broken:
+        raise UserError(
+            f"{where}: {path}: {some(broken)} is not finite, so every output is NaN. Take the weights "
+            "of an earlier epoch."
+        )
 
 
 def _beginnings(leave_out: LeaveOut) -> tuple[str, ...]:
@@ -184,6 +230,10 @@ def _without_extra(
     state: State, tensors: State, leave_out: LeaveOut, changes: list[str]
 ) -> tuple[State, list[str]]:
     """The state, and its names that the model has not; leave_out=True takes these out and tells them in ``changes``."""
+    counters = [key for key in state if key not in tensors and key.rpartition(".")[2] in _COUNTERS]
+    if counters:
+        changes.append(f"left out: {grouped({key: state[key] for key in counters})}")
+        state = {key: value for key, value in state.items() if key not in counters}
     extra = {key: value for key, value in state.items() if key not in tensors}
     if leave_out is not True or not extra:
         return state, list(extra)
@@ -205,6 +255,11 @@ def _next_step(
         return (
             " This network has fc_norm, since it pools by the mean over patches, and the file has "
             f"not; give {pooling}=token."
+        )
+    if any("lora_" in key or ".base_layer." in key for key in extra):
+        return (
+            " It holds adapters (LoRA) beside the weights that they change: merge them first "
+            "(merge_and_unload of peft), and save the merged network."
         )
     if extra and not wrong and not missing:
         value = "true" if where.startswith("backbone.") else "True"
@@ -238,7 +293,7 @@ def model_from(
     prefix, leave_out, UserError: as ``load_foreign``.
     """
     path = Path(path)
-    content = _read(path, "load")
+    content = read_content(path, "load")
     if "num_classes" not in settings:
         model = build(name, **settings)
         _, state, _, _ = _fitting(content, model, path, "load", prefix, leave_out)
@@ -247,30 +302,6 @@ def model_from(
     model = build(name, **settings)
     _put(content, model, path, "load", False, prefix, leave_out)
     return model.eval()
-
-
-def _read(path: Path, where: str) -> Any:
-    """The content of a file. UserError as in ``load_foreign``."""
-    if wrong := unreadable(path):
-        raise UserError(f"{where}: {wrong}")
-    if path.suffix == ".safetensors":
-        whole = f"{where}: {path} is not a whole safetensors file"
-        with refusing(
-            lambda error: f"{whole} ({error}). Copy it again.", (SafetensorError, OSError)
-        ):
-            return load_file(path)
-    with path.open("rb") as file:
-        if file.read(2) == b"PK" and not zipfile.is_zipfile(
-            path
-        ):  # its table of contents stands at its end
-            raise UserError(f"{where}: {path} is cut short. Copy it again.")
-    pickled = (
-        f"{where}: {path} is refused: it is damaged, or holds more than tensors and plain values, "
-        "and loading that "
-        f"could run code. Save model.state_dict() alone, or as .safetensors."
-    )  # torch raises UnpicklingError, RuntimeError, EOFError, KeyError ...
-    with refusing(lambda _: pickled), torch.serialization.safe_globals([argparse.Namespace]):
-        return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _classifier_name(model: nn.Module) -> str | None:

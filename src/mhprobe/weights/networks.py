@@ -120,9 +120,9 @@ def _states(content: Any, path: Path, where: str) -> Iterable[tuple[str, State]]
     # an optimizer keeps tensors, too; what no training script calls a network counts last
     known = [one for one in found if not re.search(r"optim|sched|scaler|rng", one[0])]
     if not (known or found):
+        has = some([str(key) for key in content]) or "nothing"
         raise UserError(
-            f"{where}: {path} holds no state dict: it has "
-            f"{some([str(key) for key in content])}, expected tensors "
+            f"{where}: {path} holds no state dict: it has {has}, expected tensors "
             f"by name, or such a dict under {', '.join(HOLDERS)}."
         )
     return known or found

@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import zipfile
+from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -585,3 +588,119 @@ def test_a_broken_file_is_named_with_what_to_do(suffix, tmp_path):
     path.unlink()
     path.mkdir()
     refused(path, "is a folder, expected a file. Name the file of weights in it.")
+
+
+class Notes:  # a class of the user's own
+    pass
+
+
+def test_notes_of_a_training_beside_the_weights_cost_nothing_and_run_nothing(tmp_path):
+    path, state = tmp_path / "w.pth", tiny_vit(seed=7).state_dict()
+    config = pytest.importorskip("omegaconf").OmegaConf.create({"lr": 1e-3, "heads": [1, 2]})
+    notes = {"best": np.float64(0.5), "from": Path("runs"), "hyper_parameters": config}
+    torch.save({"state_dict": state, **notes}, path)
+    model = tiny_vit(seed=0)
+    load_foreign(model, path, WHERE)
+    assert torch.equal(model.head.weight, state["head.weight"])
+    torch.save({"state_dict": state, "notes": Notes()}, path)
+    refused(path, f"objects of {__name__}.Notes", "could run code", "the state dict alone")
+    torch.save(tiny_vit(), path)
+    refused(path, "a whole network was pickled", "model.state_dict() alone")
+
+
+OTHER_FILES = {
+    "w.pth": (b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "Git LFS"),
+    "w.safetensors": (b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "Git LFS"),
+    "page.pth": (b"<!DOCTYPE html><html>404", "a web page"),
+    "w.pth.gz": (b"\x1f\x8b\x08\x00\x00", "gzip"),
+    "keras.pth": (b"\x89HDF\r\n\x1a\n", "HDF5"),
+    "w.onnx": (b"\x08\x07", "an ONNX file"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_FILES)
+def test_a_file_that_holds_no_weights_of_pytorch_is_called_what_it_is(name, tmp_path):
+    content, word = OTHER_FILES[name]
+    (tmp_path / name).write_bytes(content)
+    refused(tmp_path / name, word)
+
+
+def test_zips_of_others_are_called_what_they_are(tmp_path):
+    np.savez(tmp_path / "w.npz", weight=np.zeros(3))
+    refused(tmp_path / "w.npz", "numpy arrays")
+    with zipfile.ZipFile(tmp_path / "w.pth", "w") as archive:
+        archive.writestr("readme.txt", "hello")
+    refused(tmp_path / "w.pth", "a zip without weights")
+
+
+def test_an_index_of_several_files_reads_all_of_them_and_none_from_elsewhere(tmp_path):
+    state, index = tiny_vit(seed=7).state_dict(), tmp_path / "model.safetensors.index.json"
+    names = {key: f"model-{number % 2}.safetensors" for number, key in enumerate(state)}
+    for name in {*names.values()}:
+        part = {key: value.contiguous() for key, value in state.items() if names[key] == name}
+        safetensors.torch.save_file(part, tmp_path / name)
+    index.write_text(json.dumps({"weight_map": names}))
+    model = tiny_vit(seed=0)
+    load_foreign(model, index, WHERE)
+    assert torch.equal(model.blocks[1].mlp.fc2.weight, state["blocks.1.mlp.fc2.weight"])
+    for elsewhere in ("../model-0.safetensors", index.name):
+        index.write_text(json.dumps({"weight_map": {**names, "norm.bias": elsewhere}}))
+        refused(index, "expected files of weights beside it")
+    index.write_text(json.dumps({"weight_map": {**names, "decoder": "model-0.safetensors"}}))
+    refused(index, "names decoder")
+    index.write_text("[]")
+    refused(index, "expected weight_map")
+
+
+def test_numbers_that_are_no_weights_are_refused(tmp_path):
+    path, state = tmp_path / "w.pth", tiny_vit(seed=7).state_dict()
+    torch.save({key: (100 * value).to(torch.int8) for key, value in state.items()}, path)
+    refused(path, "whole numbers where the network has weights", "quantising")
+    torch.save({**state, "norm.bias": state["norm.bias"] * torch.nan}, path)
+    refused(path, "norm.bias", "not finite")
+    torch.save({key: value.to("meta") for key, value in state.items()}, path)
+    refused(path, "shapes without numbers")
+    sparse = {key: of.to_sparse() if of.ndim == 2 else of for key, of in state.items()}
+    torch.save(sparse, path)
+    model = tiny_vit(seed=0)
+    load_foreign(model, path, WHERE)
+    assert torch.equal(model.head.weight, state["head.weight"])
+
+
+CLASSIFIERS = {
+    "fc": lambda state: prefixed(state, ""),
+    "heads.head": lambda state: prefixed(state, ""),
+    "classifier": lambda state: prefixed(state, "backbone."),
+}
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_a_classifier_of_another_name_is_read_and_told(name, tmp_path, caplog):
+    path, whole = tmp_path / "w.pth", tiny_vit(seed=7).eval()
+    state = whole.state_dict()
+    backbone = {key: value for key, value in state.items() if not key.startswith("head.")}
+    head = {f"{name}.{part}": state[f"head.{part}"] for part in ("weight", "bias")}
+    torch.save({**CLASSIFIERS[name](backbone), **head}, path)
+    model = mhprobe.load(path, name="vit_tiny_patch16_224", **SIZES)
+    images = images_for(model, 2)
+    assert torch.equal(model(images), whole(images))
+    assert f"{name} (5, 24) is read as the classifier" in caplog.text
+    projector = {f"{name}.0.{part}": of for part, of in (("weight", state["head.weight"]),)}
+    torch.save({**CLASSIFIERS[name](backbone), **projector}, path)  # two layers are no classifier
+    features = mhprobe.load(path, name="vit_tiny_patch16_224", leave_out=True, **SIZES)
+    assert features(images).shape == (2, 24)
+
+
+def test_a_classifier_without_a_bias_and_the_counter_of_an_average_are_told(tmp_path, caplog):
+    path, state = tmp_path / "w.pth", tiny_vit(seed=7).state_dict()
+    del state["head.bias"]
+    torch.save({"n_averaged": torch.tensor(3), **state}, path)
+    model = mhprobe.load(path, name="vit_tiny_patch16_224", **SIZES)
+    assert torch.equal(model.head.weight, state["head.weight"]) and not model.head.bias.any()
+    assert "no bias" in caplog.text and "left out: n_averaged ()" in caplog.text
+
+
+def test_adapters_beside_the_weights_are_refused_with_how_to_merge_them(tmp_path):
+    path, state = tmp_path / "w.pth", tiny_vit(seed=7).state_dict()
+    torch.save({**state, "blocks.0.attn.qkv.lora_A.weight": torch.ones(4, 24)}, path)
+    refused(path, "adapters (LoRA)", "merge_and_unload")
