@@ -6,6 +6,7 @@ which ``mhprobe.attach`` finds.
 """
 
 import contextlib
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -22,9 +23,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mhprobe.backbones.base import Family, Seam, blocks_in, submodule
-from mhprobe.backbones.parts.bounds import bounded
+from mhprobe.backbones.parts.bounds import BESIDE, bounded
 from mhprobe.backbones.parts.folders import held_in, read_config
-from mhprobe.backbones.parts.timm_models import colours_read
+from mhprobe.backbones.parts.timm_models import colours_read, note
 from mhprobe.backbones.parts.units import width_of
 from mhprobe.errors import UserError, refusing, short
 from mhprobe.gates.meanwhile import meanwhile
@@ -311,6 +312,26 @@ def _open(
     ).contiguous(), weights
 
 
+def _refuse_other_weights(folder: Path, loaded: Mapping[str, Any]) -> str:
+    """Return the names that the network has not, in words; "" if it has all.
+
+    Raises UserError for weights that are missing, which transformers draws at random, and for blocks
+    that the configuration leaves out.
+    """
+    missing = sorted(key for key in loaded.get("missing_keys", ()) if "pooler." not in key)
+    others = sorted(loaded.get("unexpected_keys", ()))
+    blocks = [key for key in others if re.search(r"(^|\.)(layers?|blocks)\.\d+\.", key)]
+    for names, problem in ((missing, "its weights lack"), (blocks, "its config.json leaves out")):
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise UserError(
+                f"{folder}: {problem} {', '.join(names[:3])}{more}: config.json and weights are of "
+                "two networks. Copy both again."
+            )
+    more = f" and {len(others) - 4} more" if len(others) > 4 else ""
+    return f"{', '.join(others[:4])}{more}" if others else ""
+
+
 def from_folder(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     """The image model in a folder that transformers saved, and its images' size, mean and std.
 
@@ -335,12 +356,21 @@ def from_folder(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
                 f"({short(' '.join(str(error).split()), 200) or type(error).__name__})."
             )
         ),
-        bounded(*held, str(folder)),
+        bounded(*held, str(folder), BESIDE),
     ):
-        model = AutoModel.from_pretrained(
-            folder, local_files_only=True, use_safetensors=True, trust_remote_code=False
+        model, loaded = AutoModel.from_pretrained(
+            folder,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
+    left_out = _refuse_other_weights(folder, loaded)
+    if any("pooler." in key for key in loaded.get("missing_keys", ())) and hasattr(model, "pooler"):
+        model.pooler = None  # of a network for classes; transformers draws one at random
     model = getattr(model, "vision_model", model)
+    if left_out:
+        note(model, Reading("weights", f"left out: {left_out}", f"of {folder.name}"))
     model.config._name_or_path = str(folder)  # of a part it is empty
     unknown = f"{folder}: the size of its images is unknown. Give a folder of a model for images."
     kind = KINDS.get(type(model).__name__)

@@ -15,22 +15,27 @@ from torch.nn.modules import module
 from mhprobe.errors import UserError
 
 NUMBERS = 400_000_000  # a network may have so many whatever its file holds; 1.6 GB in float32
+BESIDE = 20_000_000  # of a folder of timm or transformers, whose files hold the network whole
 TIMES = 8  # or so many times those of its file: a pruned one is made whole first
 TENSORS = 10_000  # of a file whose tensors are not counted; the deepest of timm have a fifth of it
 
 
-def limits(held: int, tensors: int | None) -> tuple[int, int]:
-    """Return the most numbers and tensors of a network whose file holds so many (None: not known)."""
-    return max(NUMBERS, TIMES * held), TENSORS if tensors is None else 4 * tensors + 1000
+def limits(held: int, tensors: int | None, least: int = NUMBERS) -> tuple[int, int]:
+    """Return the most numbers and tensors of a network whose file holds so many (None: not known).
+
+    least: numbers that a network may have whatever its file holds.
+    """
+    return max(least, TIMES * held), TENSORS if tensors is None else 4 * tensors + 1000
 
 
 @contextlib.contextmanager
-def bounded(held: int, tensors: int | None, where: str) -> Iterator[None]:
+def bounded(held: int, tensors: int | None, where: str, least: int = NUMBERS) -> Iterator[None]:
     """While modules are made, count their parameters and buffers. UserError for more than ``limits`` gives.
 
-    held, tensors: numbers and tensors in the file of weights. where: begins the error's line.
+    held, tensors: numbers and tensors in the file of weights. where: begins the error's line. least:
+    as for ``limits``.
     """
-    most, most_tensors = limits(held, tensors)
+    most, most_tensors = limits(held, tensors, least)
     thread, sums = threading.get_ident(), [0, 0]
 
     def count(_module: object, _name: str, tensor: Tensor | None) -> None:
@@ -62,7 +67,7 @@ def bounded(held: int, tensors: int | None, where: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def planned(held: int, tensors: int | None, where: str) -> Iterator[None]:
+def planned(held: int, tensors: int | None, where: str, least: int = NUMBERS) -> Iterator[None]:
     """Make modules on the meta device, within limits. UserError as ``bounded``."""
-    with bounded(held, tensors, where), torch.device("meta"):
+    with bounded(held, tensors, where, least), torch.device("meta"):
         yield

@@ -13,9 +13,9 @@ from timm.models.vision_transformer_hybrid import ConvStem, HybridEmbed
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import nn
 
-from mhprobe.backbones.parts.bounds import planned
+from mhprobe.backbones.parts.bounds import BESIDE, planned
 from mhprobe.backbones.parts.folders import held_in, read_config
-from mhprobe.errors import UserError, first_line, nearest, quoted, refusing
+from mhprobe.errors import UserError, first_line, nearest, quoted, refusing, short
 from mhprobe.io.readings import Reading
 
 LOCAL = "local-dir:"
@@ -118,7 +118,9 @@ def _unread(name: str, pretrained: bool, error: Exception) -> str:
     if elsewhere and "in loading state_dict" not in str(error):
         return _not_there(name, error)
     if not pretrained or elsewhere or "size mismatch" in str(error):
-        return f"backbone {name}: {first_line(error)}. Check the sizes given under backbone."
+        line = short(first_line(error), 300)
+        place = "in its config.json" if name.startswith(LOCAL) else "given under backbone"
+        return f"backbone {name}: {line}. Check the sizes {place}."
     return (
         f"backbone {name}: the pretrained weights could not be fetched ({first_line(error)}). "
         f"Without a network give pretrained=false checkpoint=<weights you have>, or fetch them "
@@ -138,7 +140,7 @@ def _plan(name: str, num_classes: int | None, settings: dict[str, Any]) -> None:
     """Make the model of a folder without memory. UserError where its sizes ask for more than its file holds."""
     folder = Path(name.removeprefix(LOCAL))
     read_config(folder)
-    with planned(*held_in(folder), f"backbone {name}"):
+    with planned(*held_in(folder), f"backbone {name}", BESIDE):
         timm.create_model(name, pretrained=False, num_classes=num_classes, **settings)
 
 
