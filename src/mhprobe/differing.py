@@ -31,8 +31,14 @@ def main(arguments: list[str] | None = None) -> int:
 
         warnings.filterwarnings("ignore", category=UserWarning, module="timm|torch")
         first, second = _sides(options, opened, exported)
-        side = max(first.spec["size"])
-        read = pictures(options.photos, None, side, options.limit, options.labelled)
+        read = pictures(
+            options.photos,
+            None,
+            first.spec["size"],
+            options.limit,
+            options.labelled,
+            options.levels,
+        )
         result = diff(first, second, read, tolerance=limits, null=options.null)
         print(*result.notes, result, f"\nfiles: {result.save(folder)}", sep="\n")
     except UserError as error:
@@ -61,6 +67,7 @@ def _parsed(arguments: list[str] | None) -> argparse.Namespace:
         action="store_true",
         help="the folders that photographs stand in are the classes, by name",
     )
+    parser.add_readings()
     parser.add_argument(
         "--tolerance",
         nargs="+",
@@ -91,14 +98,22 @@ def _sides(options: argparse.Namespace, opened: Any, exported: Any) -> list[Any]
         )
     if options.size is not None and not any(named):
         raise UserError("diff: --size is for names of timm's; files and runs bring their own.")
+    from mhprobe.pages.looking.network import Asked
+
+    own = Asked(options.mean, options.std)
+    foreign = Asked(options.mean, options.std, options.prefix, options.leave_out)
+    if not weights and (options.prefix is not None or options.leave_out):
+        raise UserError("diff: --prefix and --leave-out are for files that --weights names.")
     sides: list[Any] = []
     for name, timm in zip((options.a, options.b), named, strict=True):
         if sides and exported(name):
             sides.append(name)
         elif timm:
-            sides.append(opened(name, weights.pop(0) if weights else None, options.size))
+            file = weights.pop(0) if weights else None
+            asked = own if file in (None, "random") else foreign
+            sides.append(opened(name, file, options.size, asked=asked))
         else:
-            sides.append(opened(name))
+            sides.append(opened(name, asked=own))
     return sides
 
 

@@ -17,12 +17,6 @@ if TYPE_CHECKING:
     from mhprobe.pages.looking.page import Look
 
 
-def _numbers(text: str) -> float | list[float]:
-    """Return the number, or the numbers between commas, in a text. ValueError for other texts, told by argparse."""
-    numbers = [float(part) for part in text.split(",")]
-    return numbers[0] if len(numbers) == 1 else numbers
-
-
 def _parsed(arguments: list[str] | None) -> dict[str, Any]:
     parser = Parser(
         prog="mhprobe look",
@@ -47,12 +41,7 @@ def _parsed(arguments: list[str] | None) -> dict[str, Any]:
     parser.add_argument(
         "--masks", dest="masks_in", help="a folder of masks of the same names, bright on objects"
     )
-    for option, of, example in (
-        ("--mean", "mean of the pixels in [0, 1] that it was trained on", "0.485,0.456,0.406"),
-        ("--std", "their deviation", "0.229,0.224,0.225"),
-        ("--levels", "white, or black and white, in files of more than 8 bits", "4095"),
-    ):
-        parser.add_argument(option, type=_numbers, help=f"{of}, e.g. {example} (default: found)")
+    parser.add_readings()
     parser.add_argument(
         "--no-untrained",
         dest="untrained",

@@ -6,9 +6,37 @@ from typing import NoReturn
 from mhprobe.errors import UserError
 
 
+def numbers(text: str) -> float | list[float]:
+    """Return the number, or the numbers between commas, in a text. ValueError for other texts, told by argparse."""
+    parts = [float(part) for part in text.split(",")]
+    return parts[0] if len(parts) == 1 else parts
+
+
+def names(text: str) -> bool | list[str]:
+    """Return the names between commas in a text; True for "true"."""
+    return True if text == "true" else text.split(",")
+
+
 class Parser(argparse.ArgumentParser):
     """Python's parser of options, which answers bad input in one line instead of printing how to use the command."""
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError with what argparse found wrong."""
         raise UserError(f"{message}. {self.prog} --help says what there is.")
+
+    def add_readings(self) -> None:
+        """Add the options that say how images and foreign weights are read, of one name in all commands."""
+        for option, of in (
+            ("--mean", "mean of pixels in [0, 1] in training (default: found)"),
+            ("--std", "their deviation, e.g. 0.229,0.224,0.225 (default: found)"),
+            ("--levels", "white, or black,white, of over 8 bits (default: found)"),
+        ):
+            self.add_argument(option, type=numbers, help=of)
+        self.add_argument("--prefix", help="of --weights: which network, e.g. student")
+        self.add_argument(
+            "--leave-out",
+            type=names,
+            default=False,
+            metavar="NAMES",
+            help="of --weights: beginnings of names, or true",
+        )

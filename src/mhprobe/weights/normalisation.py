@@ -62,6 +62,18 @@ def seen_by(
     return spec, colours_read(spec["mean"], spec["std"], source, reading.guess)
 
 
+def of_foreign(model: Any, name: str) -> Reading:
+    """Return the mean and deviation of a network with foreign weights: those of timm's tag.
+
+    They are a guess unless ``name`` has the tag.
+    """
+    spec, config = input_spec(model), getattr(model, "pretrained_cfg", None) or {}
+    tag = config.get("tag")
+    tagged = f"{config.get('architecture', name)}.{tag}" if tag else name
+    known = bool(tag and name.endswith(f".{tag}"))
+    return colours_read(spec["mean"], spec["std"], f"of timm's {tagged}", not known)
+
+
 def tell(model: Any, name: str, given: Sequence[str], where: str) -> None:
     """Log which mean and deviation a network with foreign weights gets, and where they are from.
 

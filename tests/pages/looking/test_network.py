@@ -7,15 +7,19 @@ import os
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
+from mhprobe import differing
 from mhprobe.backbones import build, input_spec
 from mhprobe.errors import UserError
+from mhprobe.pages.diffing.opened import exported, opened, pictures
 from mhprobe.pages.looking import network as module
-from mhprobe.pages.looking.network import chosen
+from mhprobe.pages.looking.network import Asked, chosen, coloured
 from models import tiny_vit
 
 
@@ -41,6 +45,75 @@ def test_images_keep_the_size_of_the_network_and_a_large_one_says_what_is_quicke
     )
 
 
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory):
+    """A file of two networks and a decoder, and the state of the first."""
+    torch.manual_seed(0)
+    name = "vit_tiny_patch16_224"
+    one, two = (timm.create_model(name, img_size=32, num_classes=0).state_dict() for _ in range(2))
+    whole = {f"student.{key}": value for key, value in one.items()}
+    whole |= {f"teacher.{key}": value for key, value in two.items()}
+    path = tmp_path_factory.mktemp("two") / "two.pth"
+    torch.save(whole | {"student.decoder": torch.zeros(3)}, path)
+    return path, one
+
+
+def test_foreign_weights_are_read_as_asked_and_their_colours_are_a_guess(of_two):
+    path, state = of_two
+    asked = Asked(prefix="student", leave_out=["decoder"])
+    found = chosen("vit_tiny_patch16_224", path, 32, asked=asked)
+    assert torch.equal(found.model.pos_embed, state["pos_embed"])
+    reading = coloured(found, None, None).model.readings["mean and std"]
+    assert reading.guess
+    given = coloured(found, 0.4, 0.2)
+    assert given.spec["mean"] == (0.4,) * 3
+    assert not any(of.guess for of in given.readings if of.what == "mean and std")
+    with pytest.raises(UserError, match="Say which one"):
+        chosen("vit_tiny_patch16_224", path, 32)
+    for options, words in (
+        (Asked(prefix="student"), "prefix: is for weights of another training"),
+        (Asked(leave_out=True), "leave_out: is for weights of another training"),
+        (Asked(prefix=3), "prefix: expected"),
+    ):
+        with pytest.raises(UserError, match=words):
+            chosen("vit_tiny_patch16_224", "random", 32, asked=options)
+
+
+def test_diff_reads_foreign_weights_and_deep_photographs_as_asked(of_two, tmp_path, caplog):
+    path, state = of_two
+    name = "vit_tiny_patch16_224"
+    told = [name, name, str(tmp_path), "--size", "32", "--weights", str(path), str(path)]
+    read = [
+        "--prefix",
+        "student",
+        "--leave-out",
+        "decoder",
+        "--mean",
+        "0.4",
+        "--std",
+        "0.2,0.2,0.1",
+    ]
+    sides = differing._sides(differing._parsed(told + read), opened, exported)
+    for side in sides:
+        assert torch.equal(side.side.backbone.pos_embed, state["pos_embed"])
+        assert side.spec["mean"] == (0.4,) * 3 and side.spec["std"] == (0.2, 0.2, 0.1)
+    assert "guess" not in caplog.text
+    differing._sides(differing._parsed(told + read[:4]), opened, exported)
+    assert "a guess; give mean and std" in caplog.text
+    bare = [name, name, str(tmp_path), "--prefix", "student"]
+    with pytest.raises(UserError, match="--prefix and --leave-out are for files"):
+        differing._sides(differing._parsed(bare), opened, exported)
+    for number, white in enumerate((1000, 2000, 3000, 4000)):  # each alone has other levels
+        grey = np.full((16, 24), white, dtype=np.uint16)
+        Image.fromarray(grey).save(tmp_path / f"{number}.png")
+    wide = pictures(tmp_path, None, (8, 16), 4)
+    assert [int(of.max()) for of in wide.pixels] == [62, 125, 187, 250]
+    assert wide.pixels.shape == (4, 3, 8, 16)
+    assert any("levels" in note and "--levels" in note for note in wide.notes)
+    as_told = pictures(tmp_path, None, (8, 16), 4, levels=4000)
+    assert int(as_told.pixels.max()) == 255 and not as_told.notes
+
+
 def test_a_folder_of_transformers(tmp_path):
     transformers = pytest.importorskip("transformers")
     sizes = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=32)
@@ -55,6 +128,40 @@ def test_a_folder_of_transformers(tmp_path):
     assert found.spec["size"] == (28, 28) and found.spec["mean"] == (0.1, 0.2, 0.3)
     with pytest.raises(UserError, match="untrained"):
         found.twin()
+
+
+def test_a_folder_of_transformers_with_other_weights_than_its_settings_is_refused(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sizes = dict(hidden_size=24, num_attention_heads=3, intermediate_size=32)
+    config = transformers.ViTConfig(image_size=32, patch_size=16, num_hidden_layers=2, **sizes)
+    model = transformers.ViTForImageClassification(config).eval()
+    model.save_pretrained(tmp_path)
+    found = chosen(tmp_path)  # its classifier is no part of the network, and no pooler is drawn
+    images = torch.randn(1, 3, 32, 32)
+    hidden = model.vit(images).last_hidden_state
+    assert torch.equal(found.model(images).last_hidden_state, hidden)
+    assert found.model(images).pooler_output is None
+    assert "classifier.weight" in str(found.model.readings["weights"])
+    path, text = tmp_path / "config.json", (tmp_path / "config.json").read_text()
+    for blocks, words in ((3, "its weights lack"), (1, "its config.json leaves out")):
+        path.write_text(json.dumps({**json.loads(text), "num_hidden_layers": blocks}))
+        with pytest.raises(UserError, match=words):
+            chosen(tmp_path)
+
+
+def test_sizes_of_a_folder_that_its_file_does_not_hold_cost_no_memory(tmp_path):
+    sizes = dict(img_size=16, patch_size=8, embed_dim=12, depth=1, num_heads=2)
+    name = "vit_tiny_patch16_224"
+    state = timm.create_model(name, num_classes=0, **sizes).state_dict()
+    save_file(state, tmp_path / "model.safetensors")
+    for other, words in (({"embed_dim": 1200, "depth": 12}, "numbers"), ({"depth": 3}, "config")):
+        input_of = {"input_size": [3, 16, 16], "mean": [0.5] * 3, "std": [0.5] * 3}
+        told = {"architecture": name, "num_classes": 0, "pretrained_cfg": input_of}
+        told["model_args"] = {**sizes, **other}
+        (tmp_path / "config.json").write_text(json.dumps(told))
+        with pytest.raises(UserError, match=words) as error:
+            chosen(tmp_path)
+        assert len(str(error.value)) < 600
 
 
 def test_what_was_pushed_to_the_hub_is_found_there(tmp_path, monkeypatch):

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -11,15 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import gives_features
+from mhprobe.data.archive import LeftOut
 from mhprobe.data.augment import normalise
-from mhprobe.data.decoding import decode, refuse_bombs
+from mhprobe.data.decoding import Levels, Size, decode, levels_given, refuse_bombs
 from mhprobe.data.draws import evenly
+from mhprobe.data.images import Notes, OfSet
 from mhprobe.data.photos import listed
 from mhprobe.differences.compare import LEAST, Batch, Batches, Null
 from mhprobe.differences.exported import Onnx
 from mhprobe.differences.sides import Side, Torch
 from mhprobe.errors import UserError, quoted
-from mhprobe.pages.looking.network import Network, chosen
+from mhprobe.pages.looking.network import FOUND, Asked, Network, chosen, coloured
 
 Given = nn.Module | str | Path | Network
 
@@ -34,10 +36,15 @@ class Opened(NamedTuple):
 
 
 def opened(
-    given: Given, weights: str | Path | None = None, size: int | None = None, name: str = ""
+    given: Given,
+    weights: str | Path | None = None,
+    size: int | None = None,
+    name: str = "",
+    asked: Asked = FOUND,
 ) -> Opened:
     """Open a PyTorch network: one of a notebook, or by a name that ``look`` knows.
 
+    asked: how its file and its images are read; one line says what was guessed.
     Raises UserError for anything else.
     """
     if exported(given):
@@ -48,9 +55,11 @@ def opened(
     if isinstance(given, str | Path):
         _refuse_missing(given, weights)
     try:
-        network = (
-            given if isinstance(given, Network) else chosen(given, weights, size, classifier=True)
-        )
+        if isinstance(given, Network):
+            network = given
+        else:
+            network = chosen(given, weights, size, classifier=True, asked=asked)
+            network = coloured(network, asked.mean, asked.std, "diff")
     except UserError as error:
         raise UserError(f"diff: {str(error).removeprefix('look: ')}") from error
     side = Torch(network.model, name or network.name)
@@ -187,16 +196,23 @@ class Pictures(NamedTuple):
 
 
 def pictures(
-    images: Any, labels: Tensor | None, side: int, limit: int, labelled: bool = False
+    images: Any,
+    labels: Tensor | None,
+    size: Size,
+    limit: int,
+    labelled: bool = False,
+    levels: float | Sequence[float] | None = None,
 ) -> Pictures:
     """Read the images of a comparison.
 
     images: a folder or archive, (N, 3, height, width) uint8, or floats, normalised. labelled: the
-    folders that photographs stand in are their classes, by name. Raises UserError for fewer than
-    ``LEAST``, for labels of another number, and for what is no image.
+    folders that photographs stand in are their classes, by name. size: of the network's images,
+    (height, width) or the side of squares. levels: the value of white, or of black and white, in
+    files of more than 8 bits; None finds it. Raises UserError for fewer than ``LEAST``, for labels
+    of another number, and for what is no image.
     """
     if isinstance(images, str | Path):
-        return _photographs(images, side, limit, labelled)
+        return _photographs(images, size, limit, labelled, levels_given(levels, "diff: levels"))
     if not isinstance(images, Tensor) or images.dim() != 4 or images.shape[1] != 3:
         got = tuple(images.shape) if isinstance(images, Tensor) else quoted(images)
         raise UserError(
@@ -223,16 +239,24 @@ def _refuse_few(count: int, where: str) -> None:
         )
 
 
-def _photographs(folder: str | Path, side: int, limit: int, labelled: bool) -> Pictures:
+def _photographs(
+    folder: str | Path, size: Size, limit: int, labelled: bool, levels: Levels | None
+) -> Pictures:
     archive, every = listed(folder, "diff")
     _refuse_few(min(len(every), limit), str(folder))
     refuse_bombs()
     read, left_out = {}, list[str]()
-    for name, data in archive.read([every[number] for number in evenly(limit, len(every))]):
+    taken = [every[number] for number in evenly(limit, len(every))]
+    faults: LeftOut = {}
+    readings: Notes = []
+    wide = OfSet(archive, taken, readings)  # one white for all files of more than 8 bits
+    for name, data in archive.read(taken, faults):
         try:
-            read[name] = decode(data, side, True, name)
+            read[name] = decode(data, size, True, name, levels or wide.levels)
         except UserError as error:
             left_out.append(f"Left out: {str(error).removeprefix('root: ')}")
+    left_out += [f"Left out: {str(error).removeprefix('root: ')}" for error in faults.values()]
+    left_out += [f"{one._replace(option=f'--{one.option}')}." for one in readings]
     names = sorted(read)
     _refuse_few(len(names), str(folder))
     if len(every) > limit:

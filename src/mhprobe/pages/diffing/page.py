@@ -76,8 +76,8 @@ def diff(
         one_of("diff", "null", null, Literal["auto", "rounding", "images"])
     limits = tolerances(tolerance)
     first = a if isinstance(a, Opened) else opened(a)
-    side = max(first.spec["size"])
-    read = images if isinstance(images, Pictures) else pictures(images, labels, side, limit)
+    size = first.spec["size"]
+    read = images if isinstance(images, Pictures) else pictures(images, labels, size, limit)
     if exported(b):
         second = export(str(b), first, read.batches(first.spec, first.spec))
     else:

@@ -18,14 +18,15 @@ from mhprobe.backbones import (
 )
 from mhprobe.backbones.huggingface import from_folder
 from mhprobe.backbones.parts.folders import read_config
+from mhprobe.backbones.parts.timm_models import note
 from mhprobe.data.augment import GREY
-from mhprobe.errors import UserError, whole_number
+from mhprobe.errors import UserError, quoted, whole_number
 from mhprobe.heads import HeadLayout
 from mhprobe.io.readings import Reading, log_readings
 from mhprobe.weights.checkpoint import load_weights
-from mhprobe.weights.foreign import model_from
+from mhprobe.weights.foreign import LeaveOut, model_from
 from mhprobe.weights.hub import PREFIX, find_weights
-from mhprobe.weights.normalisation import Numbers, seen_by
+from mhprobe.weights.normalisation import Numbers, of_foreign, seen_by
 from mhprobe.weights.twin import RandomTwin
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,22 @@ log = logging.getLogger(__name__)
 LARGEST = 4096  # pixels of a side; the attention of more would fit nowhere
 MANY = 30_000_000  # attention weights of an image; with more, sentences on a dozen take minutes
 QUICK = 224  # pixels, for those who cannot wait
+
+
+class Asked(NamedTuple):
+    """Ways to read a network's file and images, as the user gave them; None is found.
+
+    mean, std: of the pixels in [0, 1] that it was trained on, per channel or one for all. prefix,
+    leave_out: of foreign weights, as for ``mhprobe.load``.
+    """
+
+    mean: Numbers | None = None
+    std: Numbers | None = None
+    prefix: str | None = None
+    leave_out: LeaveOut = False
+
+
+FOUND = Asked()
 
 
 class Network(NamedTuple):
@@ -69,13 +86,15 @@ def chosen(
     weights: str | Path | None = None,
     size: int | None = None,
     classifier: bool = False,
+    asked: Asked = FOUND,
 ) -> Network:
-    """Find or build a network. Raises UserError for anything else.
+    """Find or build a network. Raises UserError for anything else, and for options of foreign weights without any.
 
     model: a network; or a run's folder, a .safetensors beside its .json, a .ckpt, a folder of
     transformers', hf-hub:owner/name, or a name of timm's, whose weights are downloaded if
     ``weights`` names no file. weights: a file of any training, or "random". size: pixels of its
-    images' side; by default its own. classifier: keep that of a timm model.
+    images' side; by default its own. classifier: keep that of a timm model. asked: how foreign
+    weights are read.
     """
     if not isinstance(model, nn.Module | str | Path):
         raise UserError(f"look: model: expected a network or its name, got {type(model).__name__}.")
@@ -95,6 +114,7 @@ def chosen(
         raise UserError(
             f"look: --weights and --size are for timm names, but {what}; leave them out."
         )
+    _refuse_unread(asked, weights)
     if isinstance(model, nn.Module):
         return _built(model)
     if built:
@@ -102,26 +122,44 @@ def chosen(
     if str(model).startswith(PREFIX) and weights is size is None:
         with contextlib.suppress(UserError):  # weights of ours; others' are timm's to find
             return _described(find_weights(model), str(model))
-    return _of_timm(str(model), weights, size, classifier)
+    return _of_timm(str(model), weights, size, classifier, asked)
 
 
-def coloured(network: Network, mean: Numbers | None, std: Numbers | None) -> Network:
+def _refuse_unread(asked: Asked, weights: str | Path | None) -> None:
+    """Raise UserError for a prefix or names to leave out where no foreign file is read."""
+    if not isinstance(asked.prefix, str | None):
+        raise UserError(
+            f"look: prefix: expected the beginning of names, got {quoted(asked.prefix)}."
+        )
+    on = {"prefix": asked.prefix is not None, "leave_out": bool(asked.leave_out)}
+    if weights in (None, "random") and any(on.values()):
+        unread = ", ".join(key for key, given in on.items() if given)
+        raise UserError(
+            f"look: {unread}: is for weights of another training; give a timm name and weights=FILE "
+            "(--weights FILE)."
+        )
+
+
+def coloured(
+    network: Network, mean: Numbers | None, std: Numbers | None, where: str = "look"
+) -> Network:
     """Return the network with the mean and deviation that were given, with a line on how inputs are interpreted.
 
-    Raises UserError for images of other than 1 or 3 channels, and numbers that no pixels have.
+    where: the command, for the line. Raises UserError for images of other than 1 or 3 channels, and
+    numbers that no pixels have.
     """
     model = backbone_of(network.model)
     if (channels := channels_of(model)) not in (1, 3):
         raise UserError(
-            "look: model: expected one that takes images of 3 channels, or 1, got one that takes "
+            f"{where}: model: expected one that takes images of 3 channels, or 1, got one that takes "
             f"{channels}; photographs have no others."
         )
-    seen, reading = seen_by(model, mean, std, "look")
+    seen, reading = seen_by(model, mean, std, where)
     readings = {**readings_of(network.model), reading.what: reading}
     if channels == 1:
         brightness = Reading("colours", GREY, "since the network takes one channel")
         readings[brightness.what] = brightness
-    log_readings(readings.values(), log, "look")
+    log_readings(readings.values(), log, where)
     spec = {**network.spec, "mean": seen["mean"], "std": seen["std"]}
     return network._replace(spec=spec, readings=tuple(readings.values()))
 
@@ -174,7 +212,9 @@ def _described(file: Path, name: str) -> Network:
     return Network(model, name, spec, None if about.get("kept") else about)
 
 
-def _of_timm(name: str, weights: str | Path | None, size: int | None, classifier: bool) -> Network:
+def _of_timm(
+    name: str, weights: str | Path | None, size: int | None, classifier: bool, asked: Asked
+) -> Network:
     if weights not in (None, "random") and not Path(weights).is_file():
         raise UserError(
             f"look: weights: no file {weights}. Give weights of any training, or random for none."
@@ -184,7 +224,9 @@ def _of_timm(name: str, weights: str | Path | None, size: int | None, classifier
 
     def make(**sizes: Any) -> nn.Module:
         if weights not in (None, "random"):
-            return model_from(weights, name, **classes, **sizes)
+            model = model_from(weights, name, asked.prefix, asked.leave_out, **classes, **sizes)
+            note(model, of_foreign(model, name))
+            return model
         try:
             own = {"num_classes": None} if classifier else classes
             return build(name, pretrained=weights is None, **own, **sizes).eval()

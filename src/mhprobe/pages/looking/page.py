@@ -18,11 +18,12 @@ from mhprobe.io.files import write
 from mhprobe.io.progress import progress
 from mhprobe.io.written import counted, rounded
 from mhprobe.pages.html.page import LIVE, render, write_report
-from mhprobe.pages.looking.network import Network, chosen, coloured
+from mhprobe.pages.looking.network import Asked, Network, chosen, coloured
 from mhprobe.pages.looking.photographs import Photographs, masks, photographs
 from mhprobe.pages.looking.seen import Form, all_packed, described
 from mhprobe.recording.looks import visible
 from mhprobe.report.runs.facts import write_facts
+from mhprobe.weights.foreign import LeaveOut
 from mhprobe.weights.normalisation import Numbers, seen_by
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ def look(  # noqa: PLR0913 -- a notebook's door: each argument is a keyword of i
     mean: Numbers | None = None,
     std: Numbers | None = None,
     levels: Numbers | None = None,
+    prefix: str | None = None,
+    leave_out: LeaveOut = False,
 ) -> Look:
     """Look at what every head of a network attends to on photographs.
 
@@ -81,6 +84,8 @@ def look(  # noqa: PLR0913 -- a notebook's door: each argument is a keyword of i
         by default its own, or those of its processor; the notes say where they are from.
     levels: the value of a white pixel, or of a black and a white one, in files of more than 8 bits; by
         default the fewest bits that hold the largest value.
+    prefix, leave_out: which network of the file ``weights``, and beginnings of names in it to leave
+        out, as for ``mhprobe.load``.
 
     The page has the attention of all heads from all tokens, or the reason why some or all have none
     between patches. Raises UserError for a folder without photographs, an unknown network, and
@@ -95,7 +100,8 @@ def look(  # noqa: PLR0913 -- a notebook's door: each argument is a keyword of i
             raise UserError(f"look: {name}: expected {what}, got {quoted(value)}.")
     there = listed(folder, "look")  # before a network is built, or its weights downloaded
     given = levels_given(levels, "look: levels")
-    network = coloured(chosen(model, weights, size), mean, std)
+    asked = Asked(mean, std, prefix, leave_out)
+    network = coloured(chosen(model, weights, size, asked=asked), mean, std)
     side: tuple[int, int] = network.spec["size"]
     photos = photographs(there, side, limit, given)
     objects = None if masks_in is None else masks(masks_in, photos.names, side)
