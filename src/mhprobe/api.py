@@ -48,6 +48,7 @@ from mhprobe.recording.checks import check_batch, refuse_no_forward, refuse_unus
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.measuring import feed, fills_of, finished, label_of
 from mhprobe.recording.outputs import Of, Output, taking
+from mhprobe.recording.record import refuse_replaced
 from mhprobe.report.tables import curve_rows
 from mhprobe.report.values import Found, Values
 from mhprobe.scoring.base import Score, looked, score_for
@@ -189,7 +190,8 @@ def masking_curve(  # noqa: PLR0913 -- a notebook's door: each argument is a key
     batch, label: as for ``measure``. fill: replacement of a masked head's output, found on the images that
         choose (``mhprobe.recording.fills``). output: as for ``measure``.
     Raises UserError for an iterator, a loader that shuffles or augments, a loader without images,
-    an unknown order, unit or target, and for an argument of another type.
+    an unknown order, unit or target, a hook that replaces what heads give, and for an argument of
+    another type.
 
     >>> import timm
     >>> size = dict(img_size=16, patch_size=8, embed_dim=12, depth=2, num_heads=3, num_classes=2)
@@ -222,7 +224,9 @@ def masking_curve(  # noqa: PLR0913 -- a notebook's door: each argument is a key
     )
     with taking(output):
         score_on = _evaluators(model, walks, score, fill, rescale)
-    left = costs(model, layout, next(walks[0][0]()).images, target or ())
+    first = next(walks[0][0]()).images
+    refuse_replaced(model, first)
+    left = costs(model, layout, first, target or ())
     splits = ("test", "test") if len(walks) == 1 else ("validation", "test")
     with taking(output):
         curves = trace_curve(

@@ -80,6 +80,9 @@ def logits_of(output: Any, model: nn.Module | None = None) -> Tensor:
     return tensor.mean(1) if tensor.dim() == 3 else tensor
 
 
+_ENOUGH = 20  # outputs: fewer logits may lie between 0 and 1 by chance
+
+
 def _look_once(tensor: Tensor, model: nn.Module) -> None:
     """Log outputs that are probabilities where logits are expected, at the first outputs of a model."""
     inside = torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(
@@ -96,7 +99,13 @@ def say_probabilities(logits: Tensor) -> str:
     """Return a sentence on (B, C) outputs that look like probabilities and not logits; "" for others."""
     if not len(logits) or logits.shape[1] < 2 or not logits.is_floating_point():
         return ""
+    within = bool(((logits >= 0) & (logits <= 1)).all())
     sums = logits.float().sum(1)
+    if within and logits.numel() >= _ENOUGH and bool(((sums - 1).abs() > 1e-2).any()):
+        return (
+            "they lie between 0 and 1, as after a sigmoid (a guess). The loss takes logits of one "
+            "class per image: give the network without its sigmoid."
+        )
     if bool((logits < 0).any()) or not bool((sums - 1).abs().max() < 1e-2):
         return ""
     return (

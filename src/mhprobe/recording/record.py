@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from mhprobe.backbones import backbone_of, family_of
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError, quoted
-from mhprobe.gates import gates_of
+from mhprobe.gates.base import GateHook, gates_of
 from mhprobe.gates.fill import Fill
 from mhprobe.heads import (
     Ablation,
@@ -301,3 +302,16 @@ class Counter(TorchDispatchMode):
         if func._overloadpacket in flop_registry and args[0] is not None:  # None: no slope came
             self.total += flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=out)
         return out
+
+
+def refuse_replaced(model: nn.Module, images: Tensor) -> None:
+    """Raise UserError if a hook of the user's replaces what the heads of ``model`` give; one image is run to see it.
+
+    A model without such hooks is not run.
+    """
+    backbone = backbone_of(model)
+    family = family_of(backbone)
+    points = [family.seam(backbone, site).point for site in gates_of(model).layout.sites]
+    hooks = [hook for point in points for hook in point._forward_pre_hooks.values()]
+    if any(not isinstance(hook, GateHook) for hook in hooks):
+        record(model, images[:1], needs={"stream"})

@@ -152,8 +152,10 @@ def load_weights(path: str | Path, **changes: float) -> tuple[nn.Module, dict[st
 def load_pruned(path: str | Path) -> nn.Module:
     """Load a pruned model (.safetensors) in eval mode.
 
-    UserError as of ``load_weights``, and if nothing was pruned.
+    Raises UserError as ``load_weights``, for what is no path, and if nothing was pruned.
     """
+    if not isinstance(path, str | Path):
+        raise UserError(f"load_pruned: path: expected a file, got {quoted(path)}.")
     model, description = load_weights(path)
     if "kept" not in description:
         raise UserError(

@@ -10,6 +10,7 @@ from torch import nn
 import mhprobe
 from mhprobe.gates import find_gates
 from mhprobe.measures import AblationDelta, GateImportance
+from mhprobe.recording.outputs import say_probabilities
 
 SIZES = dict(img_size=16, patch_size=8, embed_dim=24, depth=2, num_heads=3, num_classes=4)
 
@@ -178,6 +179,8 @@ def test_a_hook_that_replaces_what_the_heads_give_is_refused_by_name(model, firs
     handle = model.blocks[0].attn.proj.register_forward_pre_hook(Replaces(), prepend=first)
     with pytest.raises(mhprobe.UserError, match=r"blocks\.0\.attn: the forward pre-hook Replaces"):
         mhprobe.measure(model, [batch()], [GateImportance])
+    with pytest.raises(mhprobe.UserError, match=r"blocks\.0\.attn: the forward pre-hook Replaces"):
+        mhprobe.masking_curve(model, [batch()], units="layer")
     handle.remove()
     expected = mhprobe.measure(model, [batch()], [GateImportance, AblationDelta])
     # one that only looks changes nothing
@@ -185,6 +188,7 @@ def test_a_hook_that_replaces_what_the_heads_give_is_refused_by_name(model, firs
     model.blocks[0].attn.proj.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape))
     found = mhprobe.measure(model, [batch()], [GateImportance, AblationDelta])
     assert seen and all(torch.equal(found[name], values) for name, values in expected.items())
+    assert mhprobe.masking_curve(model, [batch()], units="layer")
     assert mhprobe.attach(model) is gates
 
 
@@ -204,6 +208,19 @@ def test_probabilities_in_the_place_of_logits_are_told_once(model, wrapped, capl
         mhprobe.measure(net, [batch(), batch()], [GateImportance])
     told = [text for text in caplog.messages if "as probabilities (a guess)" in text]
     assert len(told) == wrapped
+
+
+def test_outputs_of_a_sigmoid_are_told_and_few_numbers_are_not():
+    logits = torch.randn(8, 5, generator=torch.Generator().manual_seed(0))
+    assert "as after a sigmoid (a guess)" in say_probabilities(logits.sigmoid())
+    assert "sum to 1" in say_probabilities(logits.softmax(1))
+    assert not say_probabilities(logits) and not say_probabilities(logits[:2].sigmoid())
+
+
+@pytest.mark.parametrize("path", [None, 3, ["a"]])
+def test_what_is_no_path_of_a_pruned_model_is_answered_in_a_line(path):
+    with pytest.raises(mhprobe.UserError, match="load_pruned: path: expected a file"):
+        mhprobe.load_pruned(path)
 
 
 @pytest.mark.parametrize(
