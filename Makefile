@@ -5,7 +5,7 @@ BIN := .venv/bin
 # the tests start a hundred processes that import the same files: each file is compiled once, wherever that is off
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test types tests core docs fast fuzz papers bench bench-full levels models constraints licences clean lock audit test-oldest soak
+.PHONY: demo test types tests core docs fast fuzz papers bench bench-full levels models claims constraints licences clean lock audit test-oldest soak
 
 demo: .venv/installed
 	$(BIN)/python -m mhprobe demo
@@ -43,6 +43,19 @@ papers: $(patsubst conf/paper/%.yaml,paper-%,$(wildcard conf/paper/*.yaml))
 paper-%: .venv/installed
 	for file in $(WEIGHTS); do \
 	  $(BIN)/python -m mhprobe.study +paper=$* weights=$$file $(ROOT:%=data.root=%) $(PAPER) || exit 1; done
+
+# docs/claims.md: all claims of all these networks, in its tables, its figure and docs/tables/claims. Some are trained for
+# it. make claims ROOT=cifar10.tar.gz BEFORE=<pretrained ViT-S/14>; tools/claims_matrix.py says what a name may be. Four
+# hours of one core; what is finished is not made again
+CLAIMS ?= cifar10_vit_stem cifar10_vit_taught cifar10_vit_taught_seed1 cifar10_vit_taught_seed2 \
+  cifar10_vit_small.seed0 cifar10_vit_small.seed1 cifar10_vit_small.seed2 cifar10_swin_taught \
+  cifar10_vit_dinov2 cifar10_vit_dinov2.before digits_vit scenes_vit \
+  cifar10_vit_stem.untrained cifar10_swin_taught.untrained cifar10_vit_dinov2.untrained
+export BEFORE
+claims: $(CLAIMS:%=claims-of-%)
+	$(BIN)/python tools/claims_matrix.py write $(CLAIMS)
+claims-of-%: .venv/installed
+	$(BIN)/python tools/claims_matrix.py run $* $(ROOT:%=data.root=%)
 
 # about three minutes: every name of timm's, on the meta device
 models: .venv/installed

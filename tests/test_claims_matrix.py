@@ -1,0 +1,129 @@
+"""docs/claims.md says what docs/tables/claims says, of the networks that the Makefile names."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from mhprobe.errors import UserError
+from mhprobe.lab.claims.parts.claim import all_claims
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def tool():
+    """tools/claims_matrix.py, as a module."""
+    spec = importlib.util.spec_from_file_location(
+        "claims_matrix", ROOT / "tools" / "claims_matrix.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def row(verdict, **more):
+    """One row of claims.csv."""
+    about = {"matters": "0.05", "source": "Clark et al. 2019, Figure 4; BERT", "reason": ""}
+    about |= {"over": "", "effect": "", "low": "", "high": "", "least": "", "most": ""}
+    return {**about, "verdict": verdict, "untrained": "", "learned": "", "needed": ""} | more
+
+
+JUDGED = {
+    "small.seed0": {"some_heads_are_sinks": row("holds", untrained="holds", learned="no")},
+    "small.seed1": {"some_heads_are_sinks": row("cannot be told")},
+    "other": {
+        "some_heads_are_sinks": row("contradicted"),
+        "some_heads_are_positional": row("cannot be told", needed="1200", over="heads", count="24"),
+    },
+    "other.untrained": {"some_heads_are_positional": row("not applicable", reason="it guesses.")},
+}
+
+
+def test_every_claim_leads_to_where_it_comes_from(tool):
+    for claim in all_claims().values():
+        address = tool.link(claim.source)
+        assert address.startswith("https://arxiv.org/abs/") or (ROOT / "docs" / address).is_file()
+    with pytest.raises(UserError, match="no address for the source 'Nobody 1999'"):
+        tool.link("Nobody 1999")
+
+
+def test_seeds_share_a_column_and_say_where_they_differ(tool):
+    assert list(tool.grouped(JUDGED).values()) == [
+        ["small.seed0", "small.seed1"],
+        ["other"],
+        ["other.untrained"],
+    ]
+    line = tool.matrix(JUDGED)[-1]
+    assert "[some heads are sinks](https://arxiv.org/abs/1906.04341) | .05 | **+**, · |" in line
+    assert line.endswith(
+        "| / | 1 of 1 |"
+    )  # of the networks where it holds, so many did not learn it
+    agree = {**JUDGED, "small.seed1": JUDGED["small.seed0"]}
+    assert "| **+** |" in tool.matrix(agree)[-1] and "2 of 2" in tool.matrix(agree)[-1]
+
+
+def test_heads_of_all_trained_networks_together_decide_what_each_leaves_open(tool):
+    none = {"over": "heads", "count": "72", "least": "0", "most": "0", "effect": "0.0"}
+    none |= {"low": "0.0", "high": "0.05"}
+    networks = {
+        name: {"some_heads_are_sinks": row("cannot be told", **none)}
+        for name in ("one", "two", "three", "four.untrained")
+    }
+    assert "| · | · | · | · | 0 |  |" in tool.matrix(networks)[-1]
+    alone = {name: networks[name] for name in ("one", "four.untrained")}
+    assert len(tool.matrix(alone)) == 2  # the untrained one is not counted, and one is too few
+
+
+def test_what_no_network_decides_stands_apart_with_what_would_decide_it(tool):
+    assert [line for line in tool.matrix(JUDGED) if "some heads are positional" in line] == []
+    (line,) = tool.undecided(JUDGED)[2:]
+    assert "some heads are positional" in line and line.endswith("| 1,200 heads (here 24) |")
+    near = row("cannot be told", needed="30", over="heads", count="24")
+    untrained = {**JUDGED, "other.untrained": {"some_heads_are_positional": near}}
+    assert tool.undecided(untrained)[2:] == [line]  # of trained networks
+    decided = {**JUDGED, "other": {"some_heads_are_positional": row("too small to matter")}}
+    assert len(tool.undecided(decided)) == 2  # the control: a row that leaves
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("cifar10_vit_stem", r"weights=\S+cifar10_vit_stem.safetensors"),
+        ("digits_vit.untrained", r"\+experiment=digits_vit weights=random"),
+        (
+            "cifar10_vit_dinov2.before",
+            r"\+experiment=\S+ weights=random backbone.checkpoint=before ",
+        ),
+    ],
+)
+def test_a_name_says_where_its_network_comes_from(tool, monkeypatch, name, options):
+    monkeypatch.setenv("BEFORE", "before")
+    assert re.match(options, " ".join([*tool.network(name, []), ""]))
+
+
+@pytest.mark.parametrize("name", ["nothing", "digits_vit.wide", "cifar10_vit_dinov2.before"])
+def test_a_name_of_nothing_is_one_line(tool, monkeypatch, name):
+    monkeypatch.delenv("BEFORE", raising=False)
+    with pytest.raises(UserError, match=f"^{re.escape(name)}: "):
+        tool.network(name, [])
+
+
+def test_a_network_that_is_not_shipped_is_trained_once_with_what_its_claims_need(
+    tool, monkeypatch, tmp_path
+):
+    run = []
+    monkeypatch.setattr(tool, "OUT", tmp_path)
+    monkeypatch.setattr(tool, "command", lambda *words: run.append(words))
+    options = tool.network("scenes_vit.seed1", ["data.root=here", "name=other"])
+    folder = tmp_path / "claims_trained" / "scenes_vit.seed1"
+    assert options == [f"weights={folder}", f"evidence.runs.training={folder}"]
+    (words,) = run
+    assert {"+experiment=scenes_vit", "seed=1", "data.root=here", "+callback=settling"} <= {*words}
+    assert "name=other" not in words
+    folder.mkdir(parents=True)
+    (folder / "results.json").write_text("{}")
+    assert tool.network("scenes_vit.seed1", []) == options and len(run) == 1
