@@ -43,6 +43,31 @@ JUDGED = {
 }
 
 
+def listed() -> list[str]:
+    """Networks of the Makefile's list that have a table."""
+    (names,) = re.findall(
+        r"^CLAIMS \?= ((?:.*\\\n)*.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
+    named = names.replace("\\\n", " ").split()
+    return [name for name in named if (ROOT / f"docs/tables/claims/{name}.csv").is_file()]
+
+
+def test_the_page_says_what_its_tables_say(tool):
+    names = listed()
+    judged = {name: tool.rows_of(tool.TABLES / f"{name}.csv") for name in names}
+    assert len(names) >= 5 and all({*rows} <= {*all_claims()} for rows in judged.values())
+    assert tool.page(tool.PAGE.read_text(), judged) == tool.PAGE.read_text()
+
+
+def test_the_page_is_short_around_its_tables(tool):
+    """At most 900 words beside those that are generated."""
+    text = re.sub(
+        r"<!-- (\w+): generated -->.*?<!-- \1: end -->", "", tool.PAGE.read_text(), flags=re.DOTALL
+    )
+    words = [word for word in text.split() if word.strip("|-")]
+    assert 300 < len(words) <= 900
+
+
 def test_every_claim_leads_to_where_it_comes_from(tool):
     for claim in all_claims().values():
         address = tool.link(claim.source)

@@ -100,7 +100,8 @@ def test_an_unknown_claim_is_answered_with_the_nearest_name():
 def test_the_page_of_claims_has_a_row_with_what_matters(name):
     page = (Path(__file__).parents[3] / "docs" / "claims.md").read_text()
     matters = f"{all_claims()[name].margin.size:g}".removeprefix("0")
-    assert f"| {name.replace('_', ' ')} | {matters} |" in page
+    link = re.escape(name.replace("_", " "))
+    assert re.search(rf"^\| \[{link}\]\(\S+\) \| {re.escape(matters)} \|", page, re.MULTILINE)
 
 
 RANDOM = torch.Generator().manual_seed(5)
