@@ -231,9 +231,12 @@ def test_steps_are_compared_as_masked_networks(stepped, tmp_path):
     assert '"swept":true' in page.replace(" ", "")
 
 
-def test_a_step_beyond_the_curves_is_refused_before_the_work(command, tmp_path):
+def test_a_step_beyond_the_curves_is_refused_before_the_work(command, tmp_path, monkeypatch):
+    """Before an image is decoded: it was after all of them."""
+    from mhprobe.data.base import ImageData
     from mhprobe.errors import UserError
 
+    monkeypatch.setattr(ImageData, "_decode", lambda *_: pytest.fail("an image was decoded"))
     cfg = runs.checked("mask", *command, "masking=single_heads", "masking.step=99")
     with pytest.raises(UserError, match=r"masking.step: steps 0 to \d+ exist, got 99"):
         mhprobe.mask.run(cfg, tmp_path / "beyond")

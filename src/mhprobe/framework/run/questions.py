@@ -55,8 +55,8 @@ def answer(
     data = image_data.build_images(cfg)
     model = networks.build_classifier(cfg, data)
     report = trainers.open_report(cfg, folder, model.gates.layout)
-    report.begin(networks.name_subject(model, data, report))
-    answers = of_run(cfg, model, data, report, more, estimate)
+    answers = of_run(cfg, model, data, report, more, estimate)  # refuses what does not fit
+    report.begin(networks.name_subject(model, data, report))  # decodes the images
     trainer = trainers.build_trainer(cfg, [ShowsTraining(), answers], report)
     if tested:
         trainers.test(trainer, model, data, report)
