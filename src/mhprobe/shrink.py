@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mhprobe.errors import UserError
-from mhprobe.io.options import Parser
+from mhprobe.io.options import Parser, numbers
 
 UNITS = {
     "flops": "FLOPs",
@@ -46,6 +46,13 @@ def parser() -> Parser:
         "--labels",
         default="folders",
         help="folders: the classes are folders' names; none: the whole network's answers stand in for labels",
+    )
+    made.add_argument(
+        "--classes",
+        help="order of class folders in training: text, number, or a file of names (default: found)",
+    )
+    made.add_argument(
+        "--levels", type=numbers, help="white, or black,white, of over 8 bits (default: found)"
     )
     made.add_argument(
         "--images", default="2000", help="training images that choose and repair (default: 2000)"
@@ -134,15 +141,16 @@ def asked_of(options: argparse.Namespace) -> "Asked":
 
     if options.labels not in ("folders", "none"):
         raise UserError(f"--labels: expected folders or none, got {options.labels}.")
-    numbers = []
+    whole = []
     for option in ("images", "test_images", "seed"):
         text = getattr(options, option)
         if not text.isdecimal():
             name = option.replace("_", "-")
             raise UserError(f"--{name}: expected a whole number, got {text}.")
-        numbers.append(int(text))
-    choose, judge, seed = numbers
-    return Asked(options.data, options.labels, choose, judge, seed)
+        whole.append(int(text))
+    choose, judge, seed = whole
+    read = {"classes": options.classes, "levels": options.levels}
+    return Asked(options.data, options.labels, choose, judge, seed, **read)
 
 
 if __name__ == "__main__":

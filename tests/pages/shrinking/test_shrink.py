@@ -17,6 +17,7 @@ import runs
 from mhprobe import shrink as command
 from mhprobe.backbones import build
 from mhprobe.data.source import Contents
+from mhprobe.errors import UserError
 from mhprobe.pages.shrinking import images, recipe, sentences
 from mhprobe.surgery.costs import count_flops
 from mhprobe.surgery.speed import speed_table
@@ -183,6 +184,14 @@ BAD = {
     "labels": (["--flops", ".5", "--labels", "some"], "--labels: expected folders or none"),
     "no photographs": (["--flops", ".5", "--labels", "none"], "folder or archive of photographs"),
     "a typing error": (["--flops", ".5", "--data", "digit"], "did you mean digits?"),
+    "an order of classes that digits have not": (
+        ["--flops", ".5", "--data", "digits", "--classes", "number"],
+        "--classes: is of class folders, not of digits",
+    ),
+    "levels that digits have not": (
+        ["--flops", ".5", "--levels", "4095"],
+        "--levels: is of class folders, not of digits",
+    ),
     "an option that is none": (["--flop", ".5", "--fast"], "--fast"),
 }
 
@@ -245,6 +254,32 @@ def test_classes_of_other_data_are_refused(tmp_path, capsys):
     weights = saved(tmp_path, class_names=list("abcde"))
     assert command.main([str(weights), "--flops", ".5", "--out", str(tmp_path / "out")]) == 2
     assert "5 classes, the data has 10" in capsys.readouterr().err
+
+
+def test_class_folders_are_read_as_they_were_in_training_and_so_is_the_tuning(tmp_path):
+    """Folders 1, 2 and 10 stand in another order as texts than as numbers."""
+    for split in ("train", "test"):
+        for name in ("1", "2", "10"):
+            folder = tmp_path / "data" / split / name
+            folder.mkdir(parents=True)
+            for number in range(20):
+                shade = (7 * number + int(name)) % 256
+                Image.new("RGB", (8, 8), (shade, number, int(name))).save(folder / f"{number}.png")
+    about = {"class_names": ["1", "2", "10"], "data": "mine"}
+    about |= {"input": {"size": [8, 8], "mean": [0.5] * 3, "std": [0.5] * 3}}
+
+    def read(**options):
+        asked = images.Asked(str(tmp_path / "data"), choose=60, judge=60, **options)
+        return images.images_of(asked, about, tmp_path / "cache")
+
+    data = read(classes="number", levels=[0, 255])
+    assert data.class_names == ("1", "2", "10")
+    words = images.settings(data).split()
+    assert "data.source.classes=number" in words and "'data.source.levels=[0,255]'" in words
+    with pytest.raises(UserError, match="they differ first in class 1"):
+        read(classes="text")  # the control
+    with pytest.raises(UserError, match=r"^--levels: expected the value of a white pixel"):
+        read(levels=[3.0, 2.0, 1.0])
 
 
 def test_a_quarter_is_chosen_by_brain_surgery_and_a_half_by_fisher_information():

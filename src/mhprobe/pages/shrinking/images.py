@@ -1,7 +1,8 @@
 """Images that a network is shrunk on: class folders, a data set that needs no file, or photographs without labels."""
 
+import contextlib
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ LEAST = 50  # images that choose, and as many that judge: of fewer an interval i
 NAMED = {"digits": Digits, "scenes": Scenes}  # data sets that need no file
 OF_SETTINGS = "root=<archive or folder you have> or data=digits"  # what to do, for a run
 UNUSED = 0.02  # share of photographs for validation, which nothing here asks for
+READINGS = ("classes", "levels")  # options that say how class folders are read
 BATCH = 32  # images of a batch in training
 
 
@@ -28,6 +30,8 @@ class Asked(NamedTuple):
 
     place: a folder or an archive; a name of ``NAMED``; None for the data set that the weights name.
     labels: "folders" (the classes are folders' names) or "none". choose, judge: numbers of images.
+    classes: order of class folders, "text", "number" or a file of names. levels: white, or black and
+    white, of files with over 8 bits. Both None to find them.
     """
 
     place: str | None = None
@@ -35,6 +39,8 @@ class Asked(NamedTuple):
     choose: int = 2000
     judge: int = 2000
     seed: int = 0
+    classes: str | None = None
+    levels: float | list[float] | None = None
 
 
 def check(asked: Asked, weights: str) -> None:
@@ -110,12 +116,19 @@ def images_of(asked: Asked, description: Mapping[str, Any], cache: str | Path) -
 def _source(asked: Asked, trained_on: str, side: int, cache: str | Path) -> Source:
     """Return the source. side: pixels of the network's images."""
     if asked.labels == "none":
-        return Photos(asked.place, stored_size=side)
+        _refuse_readings(asked, "photographs without labels", "classes")
+        with _named("levels"):
+            return Photos(asked.place, stored_size=side, levels=asked.levels)
+    own = trained_on == "cifar10" or asked.place is None or asked.place in NAMED
+    if asked.place is not None and not own:
+        place = Path(asked.place).expanduser()
+        with _named("levels"):
+            return ImageFolder(place, side, classes=asked.classes, levels=asked.levels)
+    _refuse_readings(asked, asked.place if asked.place in NAMED else trained_on, *READINGS)
     if asked.place in NAMED:
         return NAMED[asked.place]()
     if asked.place is not None:
-        place = Path(asked.place).expanduser()
-        return Cifar10(place) if trained_on == "cifar10" else ImageFolder(place, side)
+        return Cifar10(Path(asked.place).expanduser())
     if trained_on in NAMED:
         return NAMED[trained_on]()
     if trained_on == "cifar10":
@@ -126,6 +139,22 @@ def _source(asked: Asked, trained_on: str, side: int, cache: str | Path) -> Sour
     )
 
 
+@contextlib.contextmanager
+def _named(option: str) -> Iterator[None]:
+    """Say in an error which option of the command is wrong."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"--{option}: {str(error).removeprefix(f'{option}: ')}") from error
+
+
+def _refuse_readings(asked: Asked, data: str, *options: str) -> None:
+    """Raise UserError for a typed option that the data have no use for."""
+    for option in options:
+        if getattr(asked, option) is not None:
+            raise UserError(f"--{option}: is of class folders, not of {data}. Leave it out.")
+
+
 def settings(data: ImageData) -> str:
     """Return the settings with which ``mhprobe.train`` reads the same data; "" without labels."""
     if data.unlabelled:
@@ -134,4 +163,17 @@ def settings(data: ImageData) -> str:
     named = f"data={data.source.name}"
     if root is None or getattr(data.source, "_may_download", False):
         return named
-    return f"{named} data.root={shlex.quote(str(Path(root).resolve()))}"
+    read = [
+        f" {shlex.quote(f'data.source.{option}={_written(value)}')}"
+        for option in READINGS
+        if (value := getattr(data.source, option, None)) is not None
+    ]
+    return f"{named} data.root={shlex.quote(str(Path(root).resolve()))}{''.join(read)}"
+
+
+def _written(value: Any) -> str:
+    """Return a value of an option as a command line of Hydra takes it; a file by its whole path."""
+    if isinstance(value, tuple):
+        return f"[{','.join(f'{part:g}' for part in value)}]"
+    file = Path(value).expanduser()
+    return str(file.resolve()) if file.is_file() else str(value)
