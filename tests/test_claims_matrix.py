@@ -76,6 +76,16 @@ def test_every_claim_leads_to_where_it_comes_from(tool):
         tool.link("Nobody 1999")
 
 
+def named(lines, name):
+    """Lines of a table that are about a claim."""
+    return [line for line in lines if f"[{name.replace('_', ' ')}]" in line]
+
+
+def test_a_new_claim_stands_on_the_page_before_a_network_was_asked(tool):
+    (line,) = named(tool.undecided(JUDGED), "entropy_falls_with_depth")
+    assert line.endswith("| .05 | it has not been asked yet |")
+
+
 def test_seeds_share_a_column_and_say_where_they_differ(tool):
     assert list(tool.grouped(JUDGED).values()) == [
         ["small.seed0", "small.seed1"],
@@ -83,7 +93,7 @@ def test_seeds_share_a_column_and_say_where_they_differ(tool):
         ["other.untrained"],
     ]
     line = tool.matrix(JUDGED)[-1]
-    assert "[some heads are sinks](https://arxiv.org/abs/1906.04341) | .05 | **+**, · |" in line
+    assert "[some heads are sinks](https://arxiv.org/abs/2309.17453) | .05 | **+**, · |" in line
     assert line.endswith(
         "| / | 1 of 1 |"
     )  # of the networks where it holds, so many did not learn it
@@ -104,14 +114,15 @@ def test_heads_of_all_trained_networks_together_decide_what_each_leaves_open(too
 
 
 def test_what_no_network_decides_stands_apart_with_what_would_decide_it(tool):
-    assert [line for line in tool.matrix(JUDGED) if "some heads are positional" in line] == []
-    (line,) = tool.undecided(JUDGED)[2:]
-    assert "some heads are positional" in line and line.endswith("| 1,200 heads (here 24) |")
+    name = "some_heads_are_positional"
+    assert named(tool.matrix(JUDGED), name) == []
+    (line,) = named(tool.undecided(JUDGED), name)
+    assert line.endswith("| 1,200 heads (here 24) |")
     near = row("cannot be told", needed="30", over="heads", count="24")
     untrained = {**JUDGED, "other.untrained": {"some_heads_are_positional": near}}
-    assert tool.undecided(untrained)[2:] == [line]  # of trained networks
+    assert named(tool.undecided(untrained), name) == [line]  # of trained networks
     decided = {**JUDGED, "other": {"some_heads_are_positional": row("too small to matter")}}
-    assert len(tool.undecided(decided)) == 2  # the control: a row that leaves
+    assert named(tool.undecided(decided), name) == []  # the control: a row that leaves
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,14 @@
-"""python tools/claims_matrix.py run NAME [option=value ...] | write NAME [NAME ...]: the claims of docs/claims.md.
+"""Make the tables of docs/claims.md: which claims hold for which network.
+
+python tools/claims_matrix.py run NAME [option=value ...]
+python tools/claims_matrix.py write NAME [NAME ...]
+python tools/claims_matrix.py page NAME [NAME ...]
 
 run judges all claims on one network, after training it where it is not shipped. write puts the
 tables of the named networks into docs/tables/claims, their figure into docs/figures, and the tables
-of docs/claims.md between its marks. `make claims` does both for every network of the page.
+of docs/claims.md between its marks. `make claims` does both for every network of the page. page
+writes the tables of the page anew from docs/tables/claims, e.g. for a new claim, which no network
+was asked yet.
 
 A name is one of weights/, or an experiment, which is trained here. Endings: `.seed1`, the
 experiment with another seed; `.untrained`, with random weights; `.before`, with the pretrained file
@@ -89,12 +95,17 @@ Row = Mapping[str, str]
 @one_line()
 def main(arguments: Sequence[str]) -> None:
     """Do what the arguments ask for. UserError for something else."""
-    if not arguments or arguments[0] not in ("run", "write") or len(arguments) < 2:
-        raise UserError(f"claims_matrix: expected run NAME or write NAME, got {arguments}.")
+    if len(arguments) < 2 or arguments[0] not in ("run", "write", "page"):
+        raise UserError(
+            f"claims_matrix: expected run NAME, write NAME or page NAME, got {arguments}."
+        )
     if arguments[0] == "run":
         run(arguments[1], arguments[2:])
-    else:
-        write_all(arguments[1:])
+        return
+    if arguments[0] == "write":
+        write_tables(arguments[1:])
+    judged = {name: rows_of(TABLES / f"{name}.csv") for name in arguments[1:]}
+    write(PAGE, page(PAGE.read_text(), judged).encode())
 
 
 def run(name: str, options: Sequence[str]) -> None:
@@ -177,16 +188,17 @@ def command(name: str, *options: str) -> None:
         sys.exit(ended.returncode)
 
 
-def write_all(names: Sequence[str]) -> None:
-    """Write the figure, the tables and the page of these networks; the figure first, as it names the commit."""
-    judged = {name: rows_of(OUT / "claims" / name / "tables" / "claims.csv") for name in names}
+def write_tables(names: Sequence[str]) -> None:
+    """Write the figure and the tables of these networks; the figure first, as it names the commit."""
+    found = {name: OUT / "claims" / name / "tables" / "claims.csv" for name in names}
+    for path in found.values():
+        rows_of(path)  # refuses a missing one
     compared = OUT / "claims_compared"
     command("compare", *(str(OUT / "claims" / name) for name in names), "--out", str(compared))
     shutil.copyfile(compared / "figures" / "claims.png", FIGURE)
     TABLES.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        shutil.copyfile(OUT / "claims" / name / "tables" / "claims.csv", TABLES / f"{name}.csv")
-    write(PAGE, page(PAGE.read_text(), judged).encode())
+    for name, path in found.items():
+        shutil.copyfile(path, TABLES / f"{name}.csv")
 
 
 def rows_of(path: Path) -> dict[str, Row]:
@@ -222,7 +234,7 @@ def matrix(judged: Mapping[str, Mapping[str, Row]]) -> list[str]:
         told = sum(word in DECIDED for word in verdicts.values())
         signs = [cell([verdicts[name] for name in of]) for of in columns.values()]
         more = [cell([together[claim]]), not_learned(claim, judged)]
-        line = " | ".join([says(claim, judged), matters(claim, judged), *signs, *more])
+        line = " | ".join([says(claim), matters(claim), *signs, *more])
         rows.append((-holds, -told, claim, f"| {line} |"))
     head = " | ".join(["claim", "matters from", *columns, "all heads", "not learned"])
     rule = "|".join(["---"] * (len(columns) + 4))
@@ -233,10 +245,10 @@ def undecided(judged: Mapping[str, Mapping[str, Row]]) -> list[str]:
     """Return the lines of the table of claims that no network decides, with what would decide them."""
     told = decided(judged, over_all_heads(judged))
     lines = ["| claim | matters from | what would decide it |", "|---|---|---|"]
-    for claim in claims_of(judged):
+    for claim in sorted(all_claims()):
         if claim not in told:
             about = [rows[claim] for rows in trained_ones(judged) if claim in rows]
-            lines.append(f"| {says(claim, judged)} | {matters(claim, judged)} | {needed(about)} |")
+            lines.append(f"| {says(claim)} | {matters(claim)} | {needed(about)} |")
     return lines
 
 
@@ -298,10 +310,9 @@ def not_learned(claim: str, judged: Mapping[str, Mapping[str, Row]]) -> str:
     return f"{unlearned} of {len(holding)}" if unlearned else ""
 
 
-def says(claim: str, judged: Mapping[str, Mapping[str, Row]]) -> str:
+def says(claim: str) -> str:
     """Return the claim's name in words, as a link to its source."""
-    row = next(rows[claim] for rows in judged.values() if claim in rows)
-    return f"[{claim.replace('_', ' ')}]({link(row['source'])})"
+    return f"[{claim.replace('_', ' ')}]({link(all_claims()[claim].source)})"
 
 
 def link(source: str) -> str:
@@ -314,10 +325,9 @@ def link(source: str) -> str:
     raise UserError(f"claims_matrix: no address for the source {source!r}.")
 
 
-def matters(claim: str, judged: Mapping[str, Mapping[str, Row]]) -> str:
+def matters(claim: str) -> str:
     """Return the smallest effect that matters, as it stands on the page."""
-    row = next(rows[claim] for rows in judged.values() if claim in rows)
-    return f"{float(row['matters']):g}".removeprefix("0")
+    return f"{all_claims()[claim].margin.size:g}".removeprefix("0")
 
 
 def needed(rows: Sequence[Row]) -> str:
@@ -325,6 +335,8 @@ def needed(rows: Sequence[Row]) -> str:
 
     rows: of one claim, one of each network; the network that is nearest to a verdict counts.
     """
+    if not rows:
+        return "it has not been asked yet"
     near = [row for row in rows if row["needed"] and int(row["count"])]
     if near:
         row = min(near, key=lambda one: int(one["needed"]) / int(one["count"]))
