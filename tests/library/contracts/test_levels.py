@@ -126,6 +126,7 @@ ELSEWHERE = {  # simulated where their own promise is explained
     "interval",
     "p_of_interval",  # there it is Student's test
     "percentiles",  # the ends of bootstrap's
+    "significant",  # it compares a p with 5 %: tests/library/stats/test_significance.py
 }
 
 
