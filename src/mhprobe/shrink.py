@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mhprobe.errors import UserError
-from mhprobe.io.options import Parser, numbers
+from mhprobe.io.options import Parser
 
 UNITS = {
     "flops": "FLOPs",
@@ -51,9 +51,7 @@ def parser() -> Parser:
         "--classes",
         help="order of class folders in training: text, number, or a file of names (default: found)",
     )
-    made.add_argument(
-        "--levels", type=numbers, help="white, or black,white, of over 8 bits (default: found)"
-    )
+    made.add_reading("--levels")
     made.add_argument(
         "--images", default="2000", help="training images that choose and repair (default: 2000)"
     )

@@ -5,6 +5,12 @@ from typing import NoReturn
 
 from mhprobe.errors import UserError
 
+READINGS = {  # options that say how images are read, with what they are
+    "--mean": "mean of pixels in [0, 1] in training (default: found)",
+    "--std": "their deviation, e.g. 0.229,0.224,0.225 (default: found)",
+    "--levels": "white, or black,white, of over 8 bits (default: found)",
+}
+
 
 def numbers(text: str) -> float | list[float]:
     """Return the number, or the numbers between commas, in a text. ValueError for other texts, told by argparse."""
@@ -24,14 +30,14 @@ class Parser(argparse.ArgumentParser):
         """Raise UserError with what argparse found wrong."""
         raise UserError(f"{message}. {self.prog} --help says what there is.")
 
+    def add_reading(self, option: str) -> None:
+        """Add one of the options ``READINGS``."""
+        self.add_argument(option, type=numbers, help=READINGS[option])
+
     def add_readings(self) -> None:
         """Add the options that say how images and foreign weights are read, of one name in all commands."""
-        for option, of in (
-            ("--mean", "mean of pixels in [0, 1] in training (default: found)"),
-            ("--std", "their deviation, e.g. 0.229,0.224,0.225 (default: found)"),
-            ("--levels", "white, or black,white, of over 8 bits (default: found)"),
-        ):
-            self.add_argument(option, type=numbers, help=of)
+        for option in READINGS:
+            self.add_reading(option)
         self.add_argument("--prefix", help="of --weights: which network, e.g. student")
         self.add_argument(
             "--leave-out",

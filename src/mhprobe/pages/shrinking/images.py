@@ -1,13 +1,13 @@
 """Images that a network is shrunk on: class folders, a data set that needs no file, or photographs without labels."""
 
-import contextlib
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mhprobe.data.base import ImageData, InputSpec
 from mhprobe.data.cifar10 import Cifar10
+from mhprobe.data.decoding import levels_given
 from mhprobe.data.digits import Digits
 from mhprobe.data.images import ImageFolder
 from mhprobe.data.photos import Photos, listed
@@ -115,15 +115,14 @@ def images_of(asked: Asked, description: Mapping[str, Any], cache: str | Path) -
 
 def _source(asked: Asked, trained_on: str, side: int, cache: str | Path) -> Source:
     """Return the source. side: pixels of the network's images."""
+    levels = levels_given(asked.levels, "--levels")
     if asked.labels == "none":
         _refuse_readings(asked, "photographs without labels", "classes")
-        with _named("levels"):
-            return Photos(asked.place, stored_size=side, levels=asked.levels)
+        return Photos(asked.place, stored_size=side, levels=levels)
     own = trained_on == "cifar10" or asked.place is None or asked.place in NAMED
     if asked.place is not None and not own:
         place = Path(asked.place).expanduser()
-        with _named("levels"):
-            return ImageFolder(place, side, classes=asked.classes, levels=asked.levels)
+        return ImageFolder(place, side, classes=asked.classes, levels=levels)
     _refuse_readings(asked, asked.place if asked.place in NAMED else trained_on, *READINGS)
     if asked.place in NAMED:
         return NAMED[asked.place]()
@@ -137,15 +136,6 @@ def _source(asked: Asked, trained_on: str, side: int, cache: str | Path) -> Sour
         f"--data: the weights were trained on {quoted(trained_on)}; expected a folder or archive "
         "of its images, train/<class>/* and test/<class>/*, or photographs with --labels none."
     )
-
-
-@contextlib.contextmanager
-def _named(option: str) -> Iterator[None]:
-    """Say in an error which option of the command is wrong."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"--{option}: {str(error).removeprefix(f'{option}: ')}") from error
 
 
 def _refuse_readings(asked: Asked, data: str, *options: str) -> None:
