@@ -141,11 +141,16 @@ def network(name: str, options: Sequence[str]) -> list[str]:
         ]
     if form and not (form.startswith("seed") and form[4:].isdigit()):
         raise UserError(f"{name}: expected the ending seed<number>, untrained or before.")
-    data = [option for option in options if option.startswith("data.root=")]
+    data = roots(options)
     seed = form.removeprefix("seed") or "0"
     asked = [f"+experiment={experiment}", f"seed={seed}", "data.seed=0", *data]
     folder = trained(name, [*asked, "+callback=settling"])
     return [f"weights={folder}", f"evidence.runs.training={folder}", *others(name, folder, asked)]
+
+
+def roots(options: Sequence[str]) -> list[str]:
+    """Return the options that say where the images are."""
+    return [option for option in options if option.startswith("data.root=")]
 
 
 def trained(name: str, options: Sequence[str]) -> Path:
@@ -161,10 +166,9 @@ def others(name: str, weights: Path, asked: Sequence[str]) -> list[str]:
 
     asked: options of its training.
     """
-    given = []
+    given, data = [], roots(asked)
     if pruning := PRUNED.get(name):
         study = OUT / "claims_trained" / f"{name}.pruned"
-        data = [option for option in asked if option.startswith("data.root=")]
         if not (study / "results.json").is_file():
             place = f"hydra.run.dir={study}"
             command("studies.voita", *pruning, f"weights={weights}", place, *data)
@@ -175,7 +179,6 @@ def others(name: str, weights: Path, asked: Sequence[str]) -> list[str]:
         wide = f"{name}.wide"
         folder = trained(wide, [*asked, wider, f"name={wide}"])
         claim = "claims=[heads_of_a_block_are_alike]"
-        data = [option for option in asked if option.startswith("data.root=")]
         command("claims", f"weights={folder}", f"name={wide}", claim, "control=null", *data)
         given.append(f"evidence.runs.wider={OUT / 'claims' / wide}")
     return given
