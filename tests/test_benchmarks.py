@@ -142,3 +142,20 @@ def test_sides_are_timed_in_turn():
     calls = []
     row = timing.compare("x", lambda: calls.append("a"), lambda: calls.append("b"), rounds=4)
     assert "".join(calls) == "ab" + "ab" + "ba" + "ab" + "ba" and row.rounds == 4  # a warm-up first
+
+
+def test_the_figure_of_diff_has_a_panel_per_number_and_a_curve_per_precision():
+    from benchmarks.diff import summary
+
+    numbers = {"area under the ROC curve": (0.9, 1.0), "flagged": (0.5, 1.0)}
+    rows = [
+        {"of": of, "noise": noise, "number": number, "value": value, "low": value, "high": 1}
+        for of in ("float32", "bfloat16")
+        for number, values in numbers.items()
+        for noise, value in zip(("0.01", "0.1"), values, strict=True)
+    ]
+    drawn = [
+        [line.get_ydata().tolist() for line in axes.lines]
+        for axes in summary.sensitivity(rows).axes
+    ]
+    assert drawn == [2 * [list(values)] for values in numbers.values()]

@@ -1,21 +1,31 @@
-"""Tables and a figure of draws: shares with Wilson's interval, areas with a bootstrap over draws."""
+"""The table of draws, and its figure: shares with Wilson's interval, areas with a bootstrap over draws."""
 
 from __future__ import annotations
 
 import csv
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 
 from benchmarks.diff.networks import NOISE
+from mhprobe.io.files import write
 from mhprobe.report.figures import style
+from mhprobe.report.runs.facts import commit
 from mhprobe.stats.intervals import bootstrap
 from mhprobe.stats.significance import wilson
 
 Rows = Sequence[Mapping[str, Any]]
 COLUMNS = ("what", "of", "grade", "noise", "draws", "number", "value", "low", "high")
+TABLE = Path("tables", "diff_levels.csv")
+FIGURE = Path("figures", "diff_levels.png")
+PANELS = {
+    "area under the ROC curve": "area under the ROC curve",
+    "flagged": "share of disturbed heads that are flagged",
+}
 # what a share is of: of all heads that nothing was done to
 CALLED = {
     "int4": "block with 4-bit projection named first",
@@ -61,10 +71,10 @@ def table(draws: Sequence[Rows]) -> list[dict[str, Any]]:
     return [dict(zip(COLUMNS, row, strict=True)) for row in found]
 
 
-def write_all(draws: Sequence[Rows], docs: Path, figure: Path) -> str:
-    """Write tables/diff_levels.csv of docs, and a figure; return the table as text."""
+def write_table(draws: Sequence[Rows], docs: Path) -> str:
+    """Write tables/diff_levels.csv of docs, and return the table as text."""
     rows = table(draws)
-    file = docs / "tables" / "diff_levels.csv"
+    file = docs / TABLE
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w", newline="") as open_file:
         writer = csv.DictWriter(open_file, COLUMNS, lineterminator="\n")
@@ -72,8 +82,6 @@ def write_all(draws: Sequence[Rows], docs: Path, figure: Path) -> str:
         for row in rows:
             ends = {key: f"{row[key]:.4f}" for key in ("value", "low", "high")}
             writer.writerow({**row, **ends})
-    if any(row["what"] == "planted head" for row in rows):
-        _figure(rows, figure)
     return "\n".join(_line(row) for row in rows)
 
 
@@ -83,24 +91,37 @@ def _line(row: Mapping[str, Any]) -> str:
     return f"{name}: {row['number']} {ends}, {row['draws']} draws"
 
 
-def _figure(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
-    numbers = ("area under the ROC curve", "flagged")
-    file.parent.mkdir(parents=True, exist_ok=True)
+def draw(docs: Path) -> Path:
+    """Write figures/diff_levels.png of docs from the table there, and return its path."""
+    with (docs / TABLE).open(newline="") as lines:
+        rows = [row for row in csv.DictReader(lines) if row["what"] == "planted head"]
+    origin = {"command": "python -m benchmarks.diff"}
+    if of := commit():
+        origin["commit"] = of
+    with tempfile.TemporaryDirectory() as folder:
+        picture, _ = style.save(sensitivity(rows), Path(folder, FIGURE.stem), origin=origin)
+        return write(docs / FIGURE, picture.read_bytes())
+
+
+def sensitivity(rows: Sequence[Mapping[str, str]]) -> Figure:
+    """Draw how well disturbed heads are told apart, and how many are flagged, by the disturbance.
+
+    rows: of the table, of planted heads. A curve for each precision of the copy.
+    """
     with style.canvas((6.6, 2.5)) as figure:
-        for at, number in enumerate(numbers):
+        for at, (number, title) in enumerate(PANELS.items()):
             axes = style.place(figure, 0.55 + 3.2 * at, 0.5, 2.5, 1.6)
             of_panel = [row for row in rows if row["number"] == number]
-            for shade, ground in enumerate(dict.fromkeys(row["of"] for row in of_panel)):
-                of = [row for row in of_panel if row["of"] == ground]
-                ends = [[row[key] for row in of] for key in ("value", "low", "high")]
-                noise = [100 * row["noise"] for row in of]
-                style.band(axes, noise, ends, f"C{shade}", marker="o", ms=3, label=ground)
+            for shade, precision in enumerate(dict.fromkeys(row["of"] for row in of_panel)):
+                of = [row for row in of_panel if row["of"] == precision]
+                ends = [[float(row[key]) for row in of] for key in ("value", "low", "high")]
+                noise = [100 * float(row["noise"]) for row in of]
+                style.band(axes, noise, ends, f"C{shade}", marker="o", ms=3, label=precision)
             axes.set_xscale("log")
+            axes.set_xticks(noise, [f"{share:g}" for share in noise])
+            axes.minorticks_off()
             axes.set_ylim(-0.03, 1.03)
             axes.set_xlabel("noise in a head's weights, % of their length")
-            axes.set_title(number if at == 0 else "share of planted heads flagged", loc="left")
-            if at:
-                axes.legend(title="B is a copy in", loc="lower right")
-            else:
-                style.level(axes, 0.95)
-    figure.savefig(file, dpi=120)
+            axes.set_title(title, loc="left")
+        axes.legend(title="B is a copy in", loc="lower right")
+        return figure
