@@ -39,7 +39,9 @@ def main(arguments: list[str] | None = None) -> int:
             options.labelled,
             options.levels,
         )
-        result = diff(first, second, read, tolerance=limits, null=options.null)
+        result = diff(
+            first, second, read, tolerance=limits, null=options.null, ablation=options.ablation
+        )
         print(*result.notes, result, f"\nfiles: {result.save(folder)}", sep="\n")
     except UserError as error:
         print(f"mhprobe diff: {str(error).removeprefix('diff: ')}", file=sys.stderr)
@@ -80,6 +82,11 @@ def _parsed(arguments: list[str] | None) -> argparse.Namespace:
         default="auto",
         help="what nothing looks like: rounding (exports, copies), images (trainings), or a network "
         "of another seed (default: by the weights)",
+    )
+    parser.add_argument(
+        "--ablation",
+        action="store_true",
+        help="how much each head is missed in both networks, too; takes a pass per head",
     )
     parser.add_argument(
         "--out", default="diff", help="a folder for tables and diff.json (default: diff)"

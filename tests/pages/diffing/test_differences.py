@@ -66,6 +66,50 @@ def test_a_disturbed_head_is_flagged_alone_and_its_block_is_named(part):
     assert value[5] == pytest.approx(0.3, abs=1e-5) and max(value[:5]) == 0
 
 
+def test_importance_and_ablation_of_both_networks_are_those_of_each_alone():
+    """Head 1 of block 0 writes nothing in B, so nobody misses it there."""
+    before = loud()
+    after = copy.deepcopy(before)
+    disturb(after, 0, 1, "O", -1)
+    labels = torch.tensor([0, 1, 2, 0])
+    images = images_for(before, IMAGES)
+    found = mhprobe.diff(before, after, images, labels, ablation=True, show_progress=False)
+    for side, model in (("before", before), ("after", after)):
+        wanted = [mhprobe.measures.GateImportance, mhprobe.measures.AblationDelta]
+        alone = mhprobe.measure(model, [(images, labels)], wanted)
+        assert column(found, f"importance_{side}") == pytest.approx(
+            alone["gate_importance"].tolist(), abs=1e-6
+        )
+        missed = alone["ablation_delta"]
+        for ending, values in {
+            "": missed,
+            **{f"_{end}": missed.columns[end] for end in ("low", "high")},
+        }.items():
+            assert column(found, f"ablation_{side}{ending}") == pytest.approx(
+                values.tolist(), abs=1e-6
+            )
+    assert column(found, "ablation_after")[1] == pytest.approx(0, abs=1e-6)
+    assert abs(column(found, "ablation_before")[1]) > 1e-3
+
+
+def test_without_labels_ablation_is_of_the_classes_that_the_first_network_gives():
+    before = loud()
+    after = copy.deepcopy(before)
+    disturb(after, 0, 1, "O")
+    images = images_for(before, IMAGES)
+    classes = before(images).argmax(1)
+    given = mhprobe.diff(before, after, images, classes, ablation=True, show_progress=False)
+    alone = compared(before, after, ablation=True)
+    for side in ("before", "after"):
+        assert column(alone, f"ablation_{side}") == column(given, f"ablation_{side}")
+    assert "ablation_before" not in compared(before, after).heads.columns
+
+
+def test_ablation_without_a_classifier_is_refused():
+    with pytest.raises(mhprobe.UserError, match="no classifier, so there is no loss"):
+        compared(tiny_vit(num_classes=0), tiny_vit(num_classes=0), ablation=True)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_change_is_found_in_its_block_alone_in_every_family(name):
     before = loud(name)

@@ -136,6 +136,11 @@ def test_quantised_files_are_read_and_their_heads_flagged(pair, tmp_path, static
     assert 1e-4 < max(found.heads.column("value")) < 0.5
 
 
+def test_heads_of_an_export_cannot_be_ablated(pair):
+    with pytest.raises(mhprobe.UserError, match="is an export, whose heads cannot be masked"):
+        compared(*pair, ablation=True)
+
+
 def test_operators_that_hide_blocks_are_named(pair, tmp_path):
     model, file = pair
 

@@ -1,15 +1,12 @@
 """Comparisons of two networks for a notebook and for ``mhprobe diff``."""
 
 import functools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
-from mhprobe.api import measure
-from mhprobe.differences.compare import Batches, explained, judged, measured, outputs
+from mhprobe.differences.compare import explained, judged, measured, outputs
 from mhprobe.differences.errors import Pairs
 from mhprobe.differences.result import (
     Diff,
@@ -23,9 +20,8 @@ from mhprobe.differences.result import (
 )
 from mhprobe.differences.sides import Side, Torch, paired, refuse_other_blocks, refuse_unlike
 from mhprobe.differences.words import REFERENCE, Found, sentences
-from mhprobe.errors import UserError, one_of, whole_number
+from mhprobe.errors import one_of, whole_number
 from mhprobe.io.progress import progress
-from mhprobe.measures import GateImportance
 from mhprobe.pages.diffing.opened import (
     Given,
     Opened,
@@ -40,11 +36,13 @@ from mhprobe.pages.diffing.opened import (
     same_ends,
 )
 from mhprobe.pages.diffing.shown import page
+from mhprobe.pages.diffing.worth import ablation as ablated
+from mhprobe.pages.diffing.worth import importance, refuse_no_ablation
 
 SIZE = 4  # images at a time where one block's difference is given to A
 
 
-def diff(
+def diff(  # noqa: PLR0913 -- a notebook's door: each argument is a keyword of its own
     a: Given,
     b: Given,
     images: str | Path | Tensor | Pictures,
@@ -53,6 +51,7 @@ def diff(
     null: Given | Literal["auto", "rounding", "images"] = "auto",
     limit: int = 64,
     show_progress: bool = True,
+    ablation: bool = False,
 ) -> Diff:
     """Compare two networks of one architecture, head by head, and test each difference against nothing.
 
@@ -66,6 +65,9 @@ def diff(
         agreement, accuracy.
     null: what nothing looks like: "rounding" (for copies and exports), "images" (for trainings), or
         a network, as another seed of a; "auto" looks at the weights.
+    ablation: measure, too, how much each head is missed in both networks: the rise of the loss
+        without it, of the labels, or of the classes that a gives. Larger: it is missed more. It
+        takes a pass per head.
 
     The result shows itself as sentences; ``.heads``, ``.blocks`` and ``.neurons`` are tables,
     ``.metrics`` numbers, ``.save(folder)`` writes all. Raises UserError for two architectures, other
@@ -85,7 +87,7 @@ def diff(
     refuse_other_blocks(first.side, second.side)
     refuse_other_images(first, second)
     first, second = same_ends(first, second)
-    return compared(first, second, read, limits, null, show_progress)
+    return compared(first, second, read, limits, null, show_progress, ablation)
 
 
 def compared(
@@ -95,12 +97,14 @@ def compared(
     limits: dict[str, float],
     null: Given | str,
     show_progress: bool,
+    ablation: bool = False,
 ) -> Diff:
     """Compare two opened networks. UserError as of ``diff``."""
     assert isinstance(a.side, Torch), "else it was refused when it was opened"
     ours, theirs, classes = a.side, b.side, classes_of(a.side)
     refuse_untold(limits, read.labels is not None, classes)
     refuse_unlike(ours, theirs)
+    refuse_no_ablation(ablation, theirs, classes)
     pairs = Pairs(paired(ours, theirs, "head"), _neurons(ours, theirs))
     batches = read.batches(a.spec, b.spec)
     null = null if null != "auto" else ""
@@ -134,9 +138,12 @@ def compared(
         reference,
         limit,
     )
+    values = importance(ours, theirs, pairs, batches, read.labels is not None)
+    if ablation:
+        values |= ablated(ours, theirs, pairs, batches, found, show_progress)
     result = Diff(
         sentences=sentences(about),
-        heads=head_table(about, _importance(ours, theirs, pairs, batches, read)),
+        heads=head_table(about, values),
         blocks=block_table(ours.layout, about),
         neurons=neuron_table(pairs, found),
         metrics=numbers(found, verdict, ends),
@@ -157,31 +164,3 @@ def _neurons(a: Side, b: Side) -> list[Any]:
 def _torch(of: Opened) -> Torch:
     assert isinstance(of.side, Torch)
     return of.side
-
-
-def _importance(
-    a: Torch, b: Side, pairs: Pairs, batches: Batches, read: Pictures
-) -> dict[str, Tensor]:
-    """(A,) importance of each head in both networks, by its slope; nothing where one has no slopes."""
-    if not isinstance(b, Torch):
-        return {}
-    values = []
-    for at, side in enumerate((a, b)):
-        weight = next(iter(side.model.parameters()))
-        loader: Sequence[Any] = [
-            images if batch.labels is None else (images, batch.labels)
-            for batch in batches(SIZE)
-            for images in [(batch.theirs if at else batch.ours).to(weight)]
-        ]
-        try:
-            value = measure(side.model, loader, [GateImportance])["gate_importance"]
-        except UserError:  # quantised layers, a network that drops its graph: no slope arrives
-            return {}
-        values.append(value.detach().double())
-    before, found = values[0], torch.full_like(values[0], torch.nan)
-    layout = a.layout.of("head")
-    theirs = b.layout.of("head").split(values[1][: b.layout.of("head").num_heads])
-    for pair, mine in zip(pairs.heads, layout.split(torch.arange(layout.num_heads)), strict=True):
-        if pair.other is not None:
-            found[mine[pair.mine]] = theirs[pair.other][pair.theirs]
-    return {"importance_before": before[: layout.num_heads], "importance_after": found}

@@ -32,6 +32,8 @@ CALLED = {
     "q": "q",
     "importance_before": "importance before",
     "importance_after": "importance after",
+    "ablation_before": "rise of the loss without the head (nats), before",
+    "ablation_after": "rise of the loss without the head (nats), after",
 }
 
 

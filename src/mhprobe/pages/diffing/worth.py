@@ -1,0 +1,114 @@
+"""Worth of heads to each of two compared networks: importance and, if asked for, ablation.
+
+Shapes: A heads of the first network, N images.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhprobe.api import measure
+from mhprobe.differences.compare import Batches, Measured
+from mhprobe.differences.errors import Pairs
+from mhprobe.differences.sides import Side, Torch
+from mhprobe.errors import UserError
+from mhprobe.measures import AblationDelta, GateImportance
+from mhprobe.report.values import Found
+
+SIZE = 4  # images at a time
+ABLATED = {"": "value", "_low": "low", "_high": "high"}  # endings of columns, and of the measure's
+
+
+def importance(
+    a: Torch, b: Side, pairs: Pairs, batches: Batches, labelled: bool
+) -> dict[str, Tensor]:
+    """Return (A,) importance of each head in both networks, by its slope; nothing without slopes."""
+    if not isinstance(b, Torch):
+        return {}
+    labels = _given(batches) if labelled else None
+    try:
+        found = [
+            measure(side.model, _images(side, at, batches, labels), [GateImportance])
+            for at, side in enumerate((a, b))
+        ]
+    except UserError:  # quantised layers, a network that drops its graph: no slope arrives
+        return {}
+    return _of_both("importance", [one["gate_importance"] for one in found], a, b, pairs)
+
+
+def refuse_no_ablation(asked: bool, b: Side, classes: bool) -> None:
+    """Raise UserError where ablation is asked for and cannot be measured.
+
+    classes: whether the networks give logits.
+    """
+    if asked and not isinstance(b, Torch):
+        raise UserError(
+            f"diff: ablation: {b.name} is an export, whose heads cannot be masked. Give two networks "
+            "of torch, or leave ablation out."
+        )
+    if asked and not classes:
+        raise UserError(
+            "diff: ablation: the networks have no classifier, so there is no loss that could rise. "
+            "Give networks with one, or leave ablation out."
+        )
+
+
+def ablation(
+    a: Torch, b: Side, pairs: Pairs, batches: Batches, found: Measured, progress: bool
+) -> dict[str, Tensor]:
+    """Return (A,) rise of the loss without each head in both networks, in nats, and its interval.
+
+    Larger: the network needs the head more. The loss is of the photographs' labels; without labels
+    of the classes that A gives. Each network is run once for each head.
+    """
+    assert isinstance(b, Torch), "else refuse_no_ablation had raised"
+    labels = found.labels if found.labels is not None else found.ours.argmax(1)
+    both = [
+        measure(side.model, _images(side, at, batches, labels), [AblationDelta], progress)
+        for at, side in enumerate((a, b))
+    ]
+    columns: dict[str, Tensor] = {}
+    for ending, name in ABLATED.items():
+        values = [_column(one, name) for one in both]
+        told = _of_both("ablation", values, a, b, pairs)
+        columns |= {f"{key}{ending}": value for key, value in told.items()}
+    return columns
+
+
+def _column(found: Found, name: str) -> Tensor:
+    values = found["ablation_delta"]
+    return values if name == "value" else values.columns[name]
+
+
+def _given(batches: Batches) -> Tensor:
+    """Return (N,) labels of the photographs."""
+    labels = [batch.labels for batch in batches(SIZE)]
+    return torch.cat([of for of in labels if of is not None])
+
+
+def _images(side: Torch, at: int, batches: Batches, labels: Tensor | None) -> Sequence[Any]:
+    """Return the images of a side, with labels if there are some."""
+    weight = next(iter(side.model.parameters()))
+    images = [(batch.theirs if at else batch.ours).to(weight) for batch in batches(SIZE)]
+    if labels is None:
+        return images
+    parts = labels.split([len(part) for part in images])
+    return list(zip(images, parts, strict=True))
+
+
+def _of_both(
+    name: str, values: Sequence[Tensor], a: Torch, b: Torch, pairs: Pairs
+) -> dict[str, Tensor]:
+    """Return (A,) the first network's values, and the second's at the heads that it still has."""
+    before, after = (value.detach().double() for value in values)
+    heads = a.layout.of("head")
+    found = torch.full((heads.num_heads,), torch.nan, dtype=torch.float64)
+    others = b.layout.of("head")
+    theirs = others.split(after[: others.num_heads])
+    numbers = heads.split(torch.arange(heads.num_heads))
+    for pair, mine in zip(pairs.heads, numbers, strict=True):
+        if pair.other is not None:
+            found[mine[pair.mine]] = theirs[pair.other][pair.theirs]
+    return {f"{name}_before": before[: heads.num_heads], f"{name}_after": found}
