@@ -72,14 +72,10 @@ def cycle(folder: Path) -> None:
 
 def run(command: str, folder: Path, *overrides: str, base: Sequence[str] = TINY) -> None:
     """One command in this process, on the settings ``base``; its folder is ``folder/<command>``."""
-    from hydra import compose, initialize_config_dir
-
-    from mhprobe.framework.run import launch, sections
+    from mhprobe.framework.run import composing, launch
     from mhprobe.framework.run.schema import check
 
-    sections.install()
-    with initialize_config_dir(str(sections.CONF), version_base="1.3"):
-        cfg = compose(command, [*base, *overrides, f"cache_dir={folder}/cache"])
+    cfg = composing.composed(command, [*base, *overrides, f"cache_dir={folder}/cache"])
     (folder / command).mkdir(parents=True)
     with contextlib.redirect_stdout(io.StringIO()):
         launch.module(command).run(check(command, cfg), folder / command)

@@ -18,12 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 import forks
 from forks import environment, patient
-from mhprobe.framework.run import sections
+from mhprobe.framework.run import composing, sections
 from mhprobe.framework.run.needed import TRAINS
 from mhprobe.framework.run.schema import Config, check
 
@@ -71,9 +70,7 @@ def checked(command: str, *overrides: str) -> Config:
 
 def composed(command: str, *overrides: str, hydra: bool = False) -> DictConfig:
     """What Hydra composes for a command."""
-    sections.install()
-    with initialize_config_dir(str(sections.CONF), version_base="1.3"):
-        return compose(command, known(command, overrides), return_hydra_config=hydra)
+    return composing.composed(command, known(command, overrides), hydra)
 
 
 def known(command: str, overrides: Sequence[str]) -> list[str]:

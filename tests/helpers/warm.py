@@ -18,7 +18,7 @@ from typing import Any
 
 import mhprobe
 import runs
-from mhprobe.framework.run import members, sections
+from mhprobe.framework.run import own_files, sections
 from mhprobe.framework.run.quiet import quiet
 from mhprobe.io import code
 
@@ -129,14 +129,14 @@ def quick_configurations() -> dict[str, Callable[..., Any]]:
     from hydra.core.plugins import Plugins
 
     Plugins.instance()  # it loads the sources, in a way that makes their classes anew
-    for scheme in ("file", "pkg"):  # ours, and Hydra's own
+    own_files.install("train")
+    for scheme in ("file", "pkg", own_files.SCHEME):
         source: Any = SourcesRegistry.instance().resolve(scheme)
         source.load_config = _once(source.load_config)
     repository: Any = ConfigRepository
     repository.__deepcopy__ = lambda self, _: copy.copy(
         self
     )  # Hydra gives the copy other sources, and changes none
-    members.register = functools.cache(members.register)
     loader: Any = config_loader_impl
     choose, merge = (
         loader.create_defaults_list,
@@ -157,7 +157,12 @@ def _once(parse: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(parse)
     def load_config(self: Any, config_path: str) -> Any:
         file = Path(self.path, self._normalize_file_name(config_path))
-        key = (self.provider, file, file.stat().st_mtime_ns if file.is_file() else None)
+        key = (
+            vars(self).get("command"),
+            self.provider,
+            file,
+            file.stat().st_mtime_ns if file.is_file() else None,
+        )
         if key not in parsed:
             parsed[key] = pickle.dumps(parse(self, config_path))
         return pickle.loads(parsed[key])  # a copy for each, five times faster than deepcopy

@@ -1,56 +1,83 @@
-"""What sections.py takes from Hydra's private parts is still there, and is still what Hydra uses."""
+"""Hydra composes the configuration of a command by its public means, and quickly in tests."""
 
 from __future__ import annotations
 
-import inspect
 import os
+import sys
 from pathlib import Path
 
 import pytest
-from hydra._internal import config_loader_impl
+from hydra import compose, initialize_config_dir
 from hydra._internal import hydra as machinery
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 import runs
 import warm
-from mhprobe.framework.run.sections import CONF, OwnSections
-
-LOOK = (
-    "Hydra changed: compare its ConfigLoaderImpl, and where Hydra.create_main_hydra2 makes one, "
-    "with framework/run/sections.py"
-)
+from mhprobe.framework.run import cli, composing, jobs, sections
+from mhprobe.framework.run.sections import CONF
 
 
-def test_hydra_makes_its_loader_by_the_name_that_ours_is_put_under():
-    """Nothing public says which sections a command has, so ``install`` puts a subclass in the place of the class."""
-    assert "ConfigLoaderImpl(" in inspect.getsource(machinery.Hydra.create_main_hydra2), LOOK
-    assert issubclass(OwnSections, ConfigLoaderImpl)
+def test_no_class_of_hydra_is_replaced():
+    theirs = machinery.ConfigLoaderImpl
+    composing.install("train")
+    assert machinery.ConfigLoaderImpl is theirs is ConfigLoaderImpl
+    assert theirs.__module__.startswith("hydra.")
 
 
-@pytest.mark.parametrize("name", [name for name in vars(OwnSections) if not name.startswith("_")])
-def test_what_ours_overrides_is_asked_with_the_same_words(name):
-    theirs, ours = (
-        inspect.signature(getattr(each, name)).parameters
-        for each in (ConfigLoaderImpl, OwnSections)
+def test_no_group_is_listed_for_the_help(monkeypatch, capsys):
+    """Hydra composes for each group, which was most of the time of --help."""
+    listed = []
+    monkeypatch.setattr(
+        machinery.Hydra, "list_all_config_groups", lambda *_: listed.append(1) or []
     )
-    assert list(theirs) == list(ours), LOOK
-    assert [each.default for each in theirs.values()] == [each.default for each in ours.values()], (
-        LOOK
+    monkeypatch.setattr(sys, "argv", ["train", "--help"])
+    cli.main("train")
+    assert "experiment: " in capsys.readouterr().out and not listed
+    monkeypatch.setattr(sys, "argv", ["train", "--hydra-help"])  # negative control
+    with pytest.raises(SystemExit):
+        cli.main("train")
+    assert listed
+
+
+@pytest.mark.parametrize("command", ["train", "claims", "mask"])
+def test_a_command_takes_its_own_sections_of_an_experiment(command):
+    whole = OmegaConf.load(sections.CONF / "experiment" / "demo.yaml")
+    assert {"probe", "report", "data"} < set(whole)  # negative control: of several commands
+    assert set(runs.composed(command, "+experiment=demo")) == sections.sections(command)
+
+
+def test_an_option_of_an_experiment_that_another_command_alone_has_is_not_even_read():
+    """Without it, a paper and its figures would stand in the configuration of ``train``."""
+    composing.install("mask")
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        choices = compose("mask", ["+experiment=demo"], return_hydra_config=True)
+    assert choices.hydra.runtime.choices.experiment == "demo"
+    assert not {"callback", "measure"} & set(choices)
+
+
+def test_a_file_of_the_user_may_hold_what_another_command_has(tmp_path, capsys, monkeypatch):
+    """It lies in a folder of its own, which is none of ours: what is left of it is taken away at the end."""
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\nname: mine\nmaps: {a: 1}\n"
     )
+    composing.install("mask")
+    search = f"hydra.searchpath=[{tmp_path}]"
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        words = [search, "+experiment=mine"]
+        cfg = compose("mask", words)
+        assert cfg.name == "mine" and "maps" in cfg
+        assert "maps" not in composing.finished("mask", cfg, words)
 
 
-def test_the_options_of_a_group_are_those_that_hydra_finds_without_a_copy_of_all_files(monkeypatch):
-    """It makes one for each group, which was most of the time of --help."""
-    loader = OwnSections(create_config_search_path(str(CONF)))
-    groups = loader.list_groups("")
-    theirs = [ConfigLoaderImpl.get_group_options(loader, group) for group in groups]
-    monkeypatch.setattr(config_loader_impl, "CachingConfigRepository", None)
-    assert len(groups) > 10 and [loader.get_group_options(group) for group in groups] == theirs
-    with pytest.raises(TypeError):  # negative control
-        ConfigLoaderImpl.get_group_options(loader, groups[0])
+@pytest.mark.parametrize("text", ["a", "it's", "a b,c=[d]", "\\'", "~/x", "ü"])
+def test_any_folder_of_a_sweep_reaches_its_jobs(text):
+    word = OverridesParser.create().parse_override(f"hydra.sweep.dir={jobs.in_quotes(text)}")
+    assert word.value() == text
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 import runs
 from mhprobe.errors import UserError
-from mhprobe.framework.run import cli, jobs, launch, sections
+from mhprobe.framework.run import cli, composing, jobs, launch
 from mhprobe.framework.run.sections import CONF
 
 ENGINES = [
@@ -61,7 +64,7 @@ def test_an_engine_that_is_not_installed_is_answered_with_what_to_install(monkey
     def find(name: str) -> None:
         raise ModuleNotFoundError
 
-    monkeypatch.setattr("mhprobe.framework.run.sections.importlib.util.find_spec", find)
+    monkeypatch.setattr("mhprobe.framework.run.composing.importlib.util.find_spec", find)
     with pytest.raises(
         UserError, match=r'hydra/launcher=parallel: not installed; pip install "mhprobe\[joblib\]"'
     ):
@@ -281,13 +284,9 @@ def test_aims_that_no_job_has_are_named(tmp_path):
 )
 def test_a_sweep_over_what_names_its_jobs_has_a_name_of_its_own(tmp_path, monkeypatch, swept, name):
     """Not that of the first job, nor of what the command would be without them."""
-    from hydra._internal.utils import create_config_search_path
-    from hydra.core.utils import setup_globals
-    from hydra.types import RunMode
-
-    sections.install()
-    setup_globals()
+    composing.install("train")
     monkeypatch.chdir(tmp_path)
-    loader = sections.OwnSections(create_config_search_path(str(CONF)))
-    cfg = loader.load_configuration("train", [swept], RunMode.MULTIRUN)
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        cfg = loader.load_configuration("train", [swept], RunMode.MULTIRUN)
     assert Path(cfg.hydra.sweep.dir).parent == Path("outputs", name)

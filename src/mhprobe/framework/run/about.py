@@ -9,20 +9,20 @@ import itertools
 import re
 import textwrap
 from collections.abc import Iterable
-from pathlib import Path
-from typing import cast
 
 from hydra import initialize_config_dir
+
+# Hydra answers a shell, not a program: the words that its completion would offer are in a private method
 from hydra._internal.core_plugins.bash_completion import BashCompletion
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mhprobe.errors import UserError
-from mhprobe.framework.run import members, sections
+from mhprobe.framework.run import composing, members, sections
 from mhprobe.framework.run.constructors import docstrings, fill
-from mhprobe.framework.run.sections import CONF, begins_with, options
+from mhprobe.framework.run.sections import CONF, options
 from mhprobe.io.nested import leaves
 
 # bash replaces only what follows the last "=" of a word
@@ -56,7 +56,7 @@ def about(word: str) -> str:
         packages = [line.split()[2] for line in comment if line.startswith("# @package")]
         place = (packages or [group.replace("/", ".")])[0].removeprefix("_global_")
         chosen, meaning = (
-            _whole(file),
+            sections.whole(file),
             "\n".join(line[1:].strip() for line in comment if "@package" not in line),
         )
     elif member:
@@ -84,21 +84,6 @@ def about(word: str) -> str:
     return "\n\n".join([meaning, *(["\n".join(typed)] if typed else []), *explained])
 
 
-def _whole(file: Path) -> DictConfig:
-    """Return a file merged into its base files, of its group or of conf/."""
-    settings = cast(DictConfig, OmegaConf.load(file))
-    places = [
-        [folder / f"{name}.yaml" for folder in (file.parent, CONF)]
-        for name in begins_with(settings)
-    ]
-    merged = OmegaConf.merge(
-        *(_whole(next(filter(Path.is_file, paths))) for paths in places), settings
-    )
-    whole = cast(DictConfig, merged)
-    whole.pop("defaults", None)
-    return whole
-
-
 def offers(line: str, commands: Iterable[str], demo: tuple[str, ...]) -> list[str]:
     """Return the words that complete ``line``: ``mhprobe train data=d`` -> ``data=digits``.
 
@@ -111,7 +96,7 @@ def offers(line: str, commands: Iterable[str], demo: tuple[str, ...]) -> list[st
     if command not in sections.commands():
         return []
     groups = {*sections.sections(command), "experiment", "hydra"}
-    sections.install()
+    composing.install(command)
     try:
         with initialize_config_dir(str(sections.CONF), version_base="1.3"):
             completion = BashCompletion(GlobalHydra.instance().config_loader())

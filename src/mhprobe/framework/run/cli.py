@@ -4,21 +4,22 @@ Exit codes: 0 done, 2 bad input, 130 interrupted, 143 stopped by SIGTERM (traini
 others are bugs.
 """
 
+import argparse
 import contextlib
 import os
 import re
 import signal
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import BrokenExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
-from hydra import compose, initialize_config_dir
+
+# the flags of every command of Hydra: what parses them is in no public module
 from hydra._internal.utils import get_args_parser
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -27,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mhprobe.errors import UserError, causes, nearest, short
-from mhprobe.framework.run import jobs, sections
+from mhprobe.framework.run import composing, jobs, sections
 from mhprobe.framework.run.sections import CONF, options
 from mhprobe.io.files import reason
 from mhprobe.io.stopping import Stopped, listen, outlive_readers, stop
@@ -40,7 +41,7 @@ def main(command: str) -> None:
     os.environ["HYDRA_FULL_ERROR"] = (
         "1"  # let exceptions through to us instead of Hydra's own print and exit
     )
-    sections.install()
+    composing.install(command)
     sys.argv[1:] = flags_first(["verbose=true" if word == "-v" else word for word in sys.argv[1:]])
     listen(lambda number: _stopped(command, number))
     started: list[Path] = []
@@ -52,7 +53,7 @@ def main(command: str) -> None:
         _job(command, cfg, started, mistakes, words)
 
     try:
-        application()
+        _answer(command, application)
     except (UserError, HydraException, OmegaConfBaseException) as error:
         fail(explain(command, error))
     except (ValueError, TypeError) as error:  # Hydra's answer to data=3 and data=[3]
@@ -120,6 +121,37 @@ def flags_first(words: list[str]) -> list[str]:
     return [*(word for word in words if word not in overrides), *overrides]
 
 
+def _answer(command: str, application: Callable[[], None]) -> None:
+    """Print what ``--help`` or ``--cfg job`` asks for; leave all else to Hydra."""
+    asked = get_args_parser().parse_args()
+    elsewhere = asked.config_path or asked.config_name or asked.config_dir or asked.hydra_help
+    other = asked.run or asked.multirun or asked.shell_completion or asked.info is not None
+    if asked.help and not elsewhere:  # Hydra would compose once more for each group
+        print(composing.composed(command, asked.overrides, hydra=True).hydra.help.template)
+    elif asked.cfg == "job" and not other and not elsewhere:  # Hydra would leave out ``finished``
+        print(_shown(composing.composed(command, asked.overrides), asked), end="")
+    else:
+        count = len(sys.argv) - len(asked.overrides)
+        sys.argv[count:] = composing.prepared(command, asked.overrides, asked.multirun)
+        application()
+
+
+def _shown(cfg: DictConfig, asked: argparse.Namespace) -> str:
+    """Return the section ``--package`` of a configuration as text, all of it without."""
+    if asked.package in (None, "_global_"):
+        part, title = cfg, ""
+    else:
+        part = OmegaConf.select(cfg, asked.package)
+        title = f"# @package {asked.package}\n"
+        if part is None:
+            fail(f"--package: the configuration has no {asked.package}; it has {', '.join(cfg)}.")
+    if not OmegaConf.is_config(part):
+        return f"{part}\n"
+    if asked.resolve:
+        OmegaConf.resolve(part)
+    return title + OmegaConf.to_yaml(part)
+
+
 def _job(
     command: str,
     cfg: DictConfig,
@@ -135,10 +167,11 @@ def _job(
     sweeping = job.mode == RunMode.MULTIRUN
     started.append(folder)
     try:
-        with jobs.held(folder), jobs.settings(folder, cfg, job.overrides.task):
-            refuse_empty(cfg, job.overrides.task)
-            refuse_unread(cfg, job.overrides.task)
-            run(command, cfg, folder, job.overrides.task, words if sweeping else ())
+        cfg, typed = composing.of_job(command, cfg, job.overrides.task)
+        with jobs.held(folder), jobs.settings(folder, cfg, typed):
+            refuse_empty(cfg, typed)
+            refuse_unread(cfg, typed)
+            run(command, cfg, folder, typed, words if sweeping else ())
     except (
         UserError,
         OmegaConfBaseException,
@@ -272,40 +305,38 @@ def _in_quotes(word: str) -> str:
 def _unknown_key(command: str, text: str) -> str:
     """Return a line for an unknown key, with the keys and options that exist."""
     key = text.split("'")[1] if "'" in text else ""
+    typed = [word for word in sys.argv[1:] if word.startswith("+experiment=")]
+    experiment = [word for word in typed if "," not in word]
+    cfg = composing.composed(command, experiment, hydra=key.startswith("hydra."))
+    having = _options_with(command, experiment, key)
     parent, _, leaf = key.rpartition(".")
-    experiment = [arg for arg in sys.argv[1:] if arg.startswith("+experiment=") and "," not in arg]
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose(command, overrides=experiment, return_hydra_config=key.startswith("hydra."))
-        # e.g. prune=order for prune.remove
-        others = [
-            f"{group}={option}"
-            for group in [key.partition(".")[0]]
-            if group != key
-            for option in options(group)
-        ]
-        having = []
-        for other in others:
-            with contextlib.suppress(
-                HydraException, OmegaConfBaseException
-            ):  # no group of this command
-                part = OmegaConf.select(compose(command, overrides=[*experiment, other]), parent)
-                having += [other] if OmegaConf.is_dict(part) and leaf in part else []
     while parent and not isinstance(OmegaConf.select(cfg, parent), DictConfig):
         parent, _, leaf = parent.rpartition(".")
     node = OmegaConf.select(cfg, parent) if parent else cfg
-    keys = [str(k) for k in node]
-    section = parent or f"mhprobe.{command}"
-    new = (
-        f" Use +{key}=... to add a key that the target takes."
-        if "_target_" in keys or parent == "trainer"
-        else ""
-    )
-    if new and any(arg.startswith("+experiment=") and "," in arg for arg in sys.argv[1:]):
+    keys = [str(name) for name in node]
+    line = f"unknown key {key!r}: "
+    if having:
+        line += f"{' and '.join(having)} {'has' if len(having) == 1 else 'have'} it. "
+    settings = ", ".join(name for name in keys if name != "_target_") or "no settings"
+    line += f"{nearest(leaf, keys)}{parent or f'mhprobe.{command}'} has {settings}."
+    if "_target_" not in keys and parent != "trainer":
+        return line
+    if typed != experiment:
         # the experiments may have the key; Hydra asks for it before it reads them
-        new = f" In a sweep over experiments write ++{key}=..."
-    settings = ", ".join(k for k in keys if k != "_target_") or "no settings"
-    options_with = (
-        f"{' and '.join(having)} {'has' if len(having) == 1 else 'have'} it. " if having else ""
-    )
-    return f"unknown key {key!r}: {options_with}{nearest(leaf, keys)}{section} has {settings}.{new}"
+        return f"{line} In a sweep over experiments write ++{key}=..."
+    return f"{line} Use +{key}=... to add a key that the target takes."
+
+
+def _options_with(command: str, experiment: Sequence[str], key: str) -> list[str]:
+    """Return the options of a key's group that have the key: prune=order for prune.remove."""
+    parent, _, leaf = key.rpartition(".")
+    if not parent:
+        return []
+    group, having = key.partition(".")[0], []
+    for choice in (f"{group}={option}" for option in options(group)):
+        # no group of this command
+        with contextlib.suppress(HydraException, OmegaConfBaseException):
+            part = OmegaConf.select(composing.composed(command, [*experiment, choice]), parent)
+            if OmegaConf.is_dict(part) and leaf in part:
+                having.append(choice)
+    return having

@@ -149,29 +149,29 @@ def _meant(module: str, default: ast.expr) -> ast.expr:
     return named if isinstance(named, ast.expr) else default
 
 
-Filled = tuple[Place, str, Options]  # a part's place and target, and the defaults added to it
-
-
-def fill(cfg: DictConfig) -> list[Filled]:
+def fill(cfg: DictConfig) -> None:
     """Add to each part of ``cfg`` with a ``_target_`` of ours the defaults of its missing options, in place."""
-    filled = list(_left_out((), OmegaConf.to_container(cfg, resolve=False)))
-    for path, _, added in filled:
+    for path, stated in _parts((), OmegaConf.to_container(cfg, resolve=False)):
+        defaults = options(str(stated["_target_"]))
         part = _part(cfg, path)
         with open_dict(part):
-            part.update(added)
-    return filled
+            part.update({key: value for key, value in defaults.items() if key not in stated})
 
 
-def take_back(cfg: DictConfig, filled: Iterable[Filled], typed: Iterable[str]) -> None:
-    """Remove defaults that ``fill`` added to a part whose target was replaced, but for keys that were ``typed``."""
+def take_back(cfg: DictConfig, before: DictConfig, typed: Iterable[str]) -> None:
+    """Remove defaults of a constructor from each part that has another target than ``before``.
+
+    Keys that were ``typed`` stay.
+    """
     kept = set(typed)
-    for path, target, added in filled:
+    for path, stood in _parts((), OmegaConf.to_container(before, resolve=False)):
         part = _part(cfg, path)
-        if isinstance(part, DictConfig) and part.get("_target_") != target:
-            with open_dict(part):
-                for key in added:
-                    if ".".join(map(str, (*path, key))) not in kept:
-                        part.pop(key, None)
+        if not isinstance(part, DictConfig) or part.get("_target_") == stood["_target_"]:
+            continue
+        with open_dict(part):
+            for key, default in options(str(stood["_target_"])).items():
+                if stood.get(key) == default and ".".join(map(str, (*path, key))) not in kept:
+                    part.pop(key, None)
 
 
 def _part(cfg: DictConfig, path: Place) -> Any:
@@ -189,18 +189,14 @@ def _part(cfg: DictConfig, path: Place) -> Any:
     return part
 
 
-def _left_out(path: Place, plain: Any) -> Iterator[Filled]:
-    parts = (
-        plain.items()
-        if isinstance(plain, dict)
-        else enumerate(plain)
-        if isinstance(plain, list)
-        else ()
-    )
-    target = str(plain.get("_target_")) if isinstance(plain, dict) else ""
-    if added := {
-        option: default for option, default in options(target).items() if option not in plain
-    }:
-        yield path, target, added
-    for key, part in parts:
-        yield from _left_out((*path, key), part)
+def _parts(path: Place, plain: Any) -> Iterator[tuple[Place, Options]]:
+    """Yield each part with a ``_target_``, and its place, a part before those inside it."""
+    inside: Iterable[tuple[str | int, Any]] = ()
+    if isinstance(plain, dict):
+        inside = plain.items()
+        if "_target_" in plain:
+            yield path, plain
+    elif isinstance(plain, list):
+        inside = enumerate(plain)
+    for key, part in inside:
+        yield from _parts((*path, key), part)

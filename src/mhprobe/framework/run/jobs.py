@@ -9,6 +9,7 @@ import functools
 import itertools
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -119,6 +120,12 @@ def lost(folder: Path, overrides: Sequence[str], message: str) -> None:
     note(folder, 1, message)
 
 
+def in_quotes(text: str) -> str:
+    """Return a value as Hydra's grammar takes any text."""
+    escaped = re.sub(r"(\\*)'", r"\1\1\'", text)
+    return f"'{escaped}'"
+
+
 def submitit_names_lost_jobs(folder: Path) -> None:
     """Make submitit leave a note of a job without a result, and wait for the other jobs."""
     import submitit
@@ -141,8 +148,10 @@ class SaysWhatFailed(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         # claimed once: a job in another process would claim a folder of its own
-        with read_write(config.hydra.sweep):
-            config.hydra.sweep.dir = str(config.hydra.sweep.dir)
+        folder = str(config.hydra.sweep.dir)
+        with read_write(config.hydra):
+            config.hydra.sweep.dir = folder
+            config.hydra.overrides.hydra.append(f"hydra.sweep.dir={in_quotes(folder)}")
         if "submitit" in config.hydra.launcher._target_:
             submitit_names_lost_jobs(Path(config.hydra.sweep.dir))
 

@@ -1,4 +1,4 @@
-"""Options without a yaml: the members of a folder, each by the name of its file, for Hydra's ConfigStore.
+"""Options without a yaml: the members of a folder, each by the name of its file.
 
 Measures, kinds of maps, scores, orders and searches have their options in their constructors. A
 yaml in conf/ wins.
@@ -7,10 +7,7 @@ yaml in conf/ wins.
 import ast
 import functools
 import re
-from pathlib import Path
 from typing import Any, NamedTuple
-
-from hydra.core.config_store import ConfigStore
 
 from mhprobe.framework.run.constructors import OURS, PACKAGE
 
@@ -65,13 +62,3 @@ def meaning(group: str, name: str) -> str:
     """Return the first paragraph of a member's file."""
     text = (PACKAGE / FOLDERS[group].name / f"{name}.py").read_text(encoding="utf-8")
     return (ast.get_docstring(ast.parse(text)) or "").partition("\n\n")[0]
-
-
-def register(conf: Path) -> None:
-    """Register with Hydra all members that have no yaml in ``conf``."""
-    for group in FOLDERS:
-        for name, part in members(group).items():
-            if not (conf / group / f"{name}.yaml").is_file():
-                ConfigStore.instance().store(
-                    name=name, node=part, group=group, package=place(group, name)
-                )

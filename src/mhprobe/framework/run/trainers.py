@@ -11,12 +11,12 @@ from lightning.pytorch.utilities import rank_zero_only
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
 from mhprobe.framework.run import image_data, networks
+from mhprobe.framework.run.composing import network
 from mhprobe.framework.run.construct import construct, explained
 from mhprobe.framework.run.devices import build_lightning
 from mhprobe.framework.run.jobs import rank
 from mhprobe.framework.run.resume import facts
 from mhprobe.framework.run.schema import Config
-from mhprobe.framework.run.sections import network
 from mhprobe.framework.run.wing import pages
 from mhprobe.framework.training.checkpoints import (
     AtomicCheckpointIO,
