@@ -54,7 +54,7 @@ NOT_PROSE = re.compile(r"```.*?```|<!--.*?-->|!?\[[^\]]*\]\([^)]*\.(?:png|gif)\)
 NUMBER_IN_CELL = re.compile(r"\|\s*\**[-\N{MINUS SIGN}]?(?:\d*\.\d+|\d+ ?%)")
 CODE = re.compile(r"`[^`]*`")
 TABLE_OF_PAGE = re.compile(r"(?:^\|.*\n?)+", re.MULTILINE)
-COMMAND = re.compile(r"^(?:python -m|mhprobe|make) |`(?:python -m|mhprobe|make) ", re.MULTILINE)
+COMMAND = re.compile(r"(?:^|`)(?:python\s+-m\s|python\s+tools/|mhprobe\s|make\s)", re.MULTILINE)
 
 
 class Row(NamedTuple):
