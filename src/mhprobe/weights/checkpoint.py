@@ -16,7 +16,6 @@ lists them), and:
     proj_bias: "keep" if an emptied layer still adds its projection's bias, or "drop".
 """
 
-import contextlib
 import hashlib
 import json
 import os
@@ -32,7 +31,7 @@ from torch import nn
 from mhprobe.backbones import attach, build, channels_of, layout_of, slice_sites
 from mhprobe.backbones.parts import narrow
 from mhprobe.backbones.parts.bounds import planned
-from mhprobe.backbones.parts.folders import read_config
+from mhprobe.backbones.parts.folders import folder_of_others
 from mhprobe.backbones.parts.timm_models import colours_read, note
 from mhprobe.errors import UserError, first_line, quoted, refusing
 from mhprobe.gates import find_gates
@@ -275,10 +274,12 @@ def read_description(path: Path) -> dict[str, Any]:
     except UserError:
         raise
     except (OSError, ValueError, RecursionError) as error:
-        other = f" {_of_others(path.parent, f'{path.with_suffix(str())}.*')}"
+        there = path.exists()
+        if not there and (others := folder_of_others(path.parent)):
+            raise UserError(f"weights: {others}") from error
+        other = "" if there else f" {_of_others(path.parent, f'{path.with_suffix(str())}.*')}"
         raise UserError(
-            f"weights: {path} is missing or damaged; the model needs "
-            f"it.{'' if path.exists() else other}"
+            f"weights: {path} is missing or damaged; the model needs it.{other}"
         ) from error
     if checked(description, path).get("digest") != digest(description):
         raise UserError(
@@ -286,24 +287,6 @@ def read_description(path: Path) -> dict[str, Any]:
             "edited."
         )
     return description
-
-
-def folder_of_others(folder: Path) -> str:
-    """Say how a folder of transformers or timm is given, in a sentence; "" for what is none."""
-    config: dict[str, Any] = {}
-    with contextlib.suppress(UserError):
-        config = read_config(folder)
-    if "model_type" in config:
-        return (
-            f"{folder} is a model of transformers: mhprobe look takes the folder; in Python give "
-            "AutoModel.from_pretrained(folder) to mhprobe.measure and the others."
-        )
-    if "architecture" in config:
-        return (
-            f"{folder} is a model of timm: give the backbone name=local-dir:{folder} and "
-            "pretrained=true in the place of weights."
-        )
-    return ""
 
 
 def _of_others(folder: Path, file: str) -> str:

@@ -15,7 +15,7 @@ from torch import nn
 
 from mhprobe import __version__
 from mhprobe.backbones.parts import narrow
-from mhprobe.backbones.parts.folders import CONFIG, read_config
+from mhprobe.backbones.parts.folders import folder_of_others
 from mhprobe.backbones.parts.timm_models import untold
 from mhprobe.errors import UserError, first_line, quoted, refusing, short
 from mhprobe.io.files import write, write_all
@@ -110,11 +110,8 @@ def find_weights(path: str | Path, names: Sequence[str] = NAMES, key: str = "wei
     for name in names:
         if (path / name).is_file():
             return path / name
-    if (path / CONFIG).exists() and "architecture" in read_config(path):
-        raise UserError(
-            f"{key}: {path} is a folder of timm: give the backbone name=local-dir:{path} and "
-            "pretrained=true in its place."
-        )
+    if others := folder_of_others(path):
+        raise UserError(f"{key}: {others}")
     raise UserError(
         f"{key}: {path} holds no {' and no '.join(names)}. Give the folder of a run, or a file."
     )

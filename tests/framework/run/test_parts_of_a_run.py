@@ -245,3 +245,20 @@ def test_numbers_on_validation_are_those_of_the_weights_that_are_kept(tmp_path, 
     model = json.loads((tmp_path / "run" / "model.json").read_text())
     assert metrics["test/accuracy"] == 0.125  # the control
     assert metrics["val/accuracy"] == model["made"]["val/accuracy"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ('{"model_type": "vit"}', "is a model of transformers: mhprobe look takes the folder"),
+        ('{"architecture": "vit_tiny_patch16_224"}', "give the backbone name=local-dir:"),
+        (None, "expected a name of timm's, or local-dir:FOLDER"),
+    ],
+)
+def test_a_folder_in_the_place_of_a_name_is_called_what_it_is(config, says, tmp_path):
+    if config:
+        (tmp_path / "config.json").write_text(config)
+    with pytest.raises(mhprobe.UserError, match=rf"^backbone\.name: .*{says}"):
+        runs.checked("train", f"backbone.name={tmp_path}")
+    with pytest.raises(mhprobe.UserError, match=r"^name: is a folder below out="):  # the control
+        runs.checked("train", f"name={tmp_path}")

@@ -6,12 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
+import timm
 import torch
+from timm.models import save_for_hf
 
 import mhprobe
+from mhprobe.backbones import build
+from mhprobe.backbones.parts.timm_models import registered
 from mhprobe.errors import UserError
 from mhprobe.framework.run import schema
 from mhprobe.pages.looking.network import chosen
+from mhprobe.pages.shrinking.recipe import open_network
 from mhprobe.weights.checkpoint import load_weights
 from mhprobe.weights.hub import find_weights
 
@@ -53,8 +58,49 @@ def test_weights_in_a_folder_of_another_library_are_called_what_they_are(library
 def test_a_folder_of_timm_without_our_names_says_how_it_is_given(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_tiny_patch16_224"}))
     (tmp_path / "pytorch_model.bin").write_bytes(b"tensors")
-    with pytest.raises(UserError, match=r"is a folder of timm: give the backbone name=local-dir:"):
+    with pytest.raises(UserError, match=r"is a model of timm: give the backbone name=local-dir:"):
         find_weights(tmp_path)
+
+
+def saved_by_transformers(folder):
+    """A folder with a tiny classifier of transformers."""
+    transformers = pytest.importorskip("transformers")
+    sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    config = transformers.ViTConfig(image_size=16, patch_size=8, num_labels=2, **sizes)
+    transformers.ViTForImageClassification(config).save_pretrained(folder)
+    return folder
+
+
+def test_a_folder_of_transformers_is_called_that_wherever_it_is_given(tmp_path):
+    folder = saved_by_transformers(tmp_path)
+    ways = {
+        "weights": lambda: load_weights(find_weights(folder)),
+        "load": lambda: mhprobe.load(folder),
+        "weights of shrink": lambda: open_network(str(folder)),
+        "local-dir": lambda: build(f"local-dir:{folder}", pretrained=True),
+        "its settings": lambda: registered({"name": f"local-dir:{folder}"}),
+        "name": lambda: build(str(folder)),
+    }
+    for way, read in ways.items():
+        with pytest.raises(UserError) as error:
+            read()
+        assert "is a model of transformers: mhprobe look takes the folder" in str(error.value), way
+        assert "missing" not in str(error.value) and len(str(error.value)) < 600, way
+    chosen(folder)  # the control
+
+
+def test_a_folder_of_timm_is_written_for_shrink_as_the_line_says(tmp_path):
+    sizes = dict(img_size=16, patch_size=8, embed_dim=8, depth=1, num_heads=2)
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=3, **sizes).eval()
+    folder, file = tmp_path / "timm", tmp_path / "model.safetensors"
+    save_for_hf(model, str(folder), model_args=sizes, safe_serialization=True)
+    for read in (mhprobe.load, lambda path: open_network(str(path)), lambda path: build(str(path))):
+        with pytest.raises(UserError, match=r"is a model of timm: .*mhprobe.save") as error:
+            read(folder)
+        assert "missing" not in str(error.value)
+    mhprobe.save(timm.create_model(f"local-dir:{folder}", pretrained=True), file)
+    images = torch.rand(2, 3, 16, 16)
+    assert torch.equal(open_network(str(file)).model(images), model(images))
 
 
 @pytest.mark.parametrize("name", ["epoch=3.ckpt", "last.ckpt"])

@@ -4,6 +4,7 @@ The libraries read config.json as if their own save had written it: other types 
 somewhere in them, and sizes take memory before a tensor is compared.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -139,6 +140,26 @@ def held_in(folder: Path) -> Held:
         ):
             tensors += len(file.keys())
     return Held(numbers, tensors if files and counted else None)
+
+
+def folder_of_others(folder: Path) -> str:
+    """Say how a folder of transformers or timm is given, in a sentence; "" for what is none."""
+    config: dict[str, Any] = {}
+    with contextlib.suppress(UserError):
+        config = read_config(folder)
+    if "model_type" in config:
+        return (
+            f"{folder} is a model of transformers: mhprobe look takes the folder, and diff; in "
+            "Python give AutoModel.from_pretrained(folder), or AutoModelForImageClassification's, to "
+            "mhprobe.measure and the others. Other commands read networks of timm."
+        )
+    if "architecture" in config:
+        return (
+            f"{folder} is a model of timm: give the backbone name=local-dir:{folder} and "
+            "pretrained=true in the place of weights. For shrink, and mhprobe.load, write it once: "
+            "mhprobe.save(timm.create_model('local-dir:FOLDER', pretrained=True), FILE)."
+        )
+    return ""
 
 
 def _check(config: Mapping[str, Any], rules: Mapping[str, _Rule], path: Path, place: str) -> None:

@@ -14,7 +14,7 @@ from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import nn
 
 from mhprobe.backbones.parts.bounds import BESIDE, planned
-from mhprobe.backbones.parts.folders import held_in, read_config
+from mhprobe.backbones.parts.folders import folder_of_others, held_in, read_config
 from mhprobe.errors import UserError, first_line, nearest, quoted, refusing, short
 from mhprobe.io.readings import Reading
 
@@ -47,6 +47,8 @@ def build(
     """
     elsewhere = ":" in name  # hf-hub:owner/name, local-dir:folder
     if not elsewhere and not timm.is_model(name):
+        if others := folder_of_others(Path(name)):
+            raise UserError(f"name: {others}")
         raise UserError(
             f"name: timm {timm.__version__} has no model {quoted(name)}; {_instead_of(name)}"
         )
@@ -139,9 +141,16 @@ def _unbuilt(name: str, attn_head_dim: int | None, error: Exception) -> str:
 def _plan(name: str, num_classes: int | None, settings: dict[str, Any]) -> None:
     """Make the model of a folder without memory. UserError where its sizes ask for more than its file holds."""
     folder = Path(name.removeprefix(LOCAL))
-    read_config(folder)
+    _refuse_other_library(folder)
     with planned(*held_in(folder), f"backbone {name}", BESIDE):
         timm.create_model(name, pretrained=False, num_classes=num_classes, **settings)
+
+
+def _refuse_other_library(folder: Path) -> None:
+    """Raise UserError for a folder of transformers, and as ``read_config``."""
+    config = read_config(folder)
+    if "architecture" not in config and "model_type" in config:
+        raise UserError(f"backbone.name: {folder_of_others(folder)}")
 
 
 @contextlib.contextmanager
@@ -167,7 +176,7 @@ def registered(settings: dict[str, Any]) -> dict[str, Any]:
     read = load_model_config_from_path if source == "local-dir" else load_model_config_from_hf
     with refusing(lambda error: _not_there(name, error)), untold():
         if source == "local-dir":
-            read_config(Path(place))
+            _refuse_other_library(Path(place))
         _, architecture, theirs = read(place)
     return {
         **(theirs or {}),

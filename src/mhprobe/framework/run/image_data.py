@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from mhprobe.backbones.parts.folders import folder_of_others
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
 from mhprobe.framework.run import networks
@@ -12,7 +13,6 @@ from mhprobe.framework.run.construct import construct, keyed, refuse_plain
 from mhprobe.framework.run.quiet import quiet
 from mhprobe.framework.run.schema import Config, absent_data
 from mhprobe.io.tensors import write_outcomes
-from mhprobe.weights.checkpoint import folder_of_others
 
 
 def build_images(cfg: Config) -> ImageData:

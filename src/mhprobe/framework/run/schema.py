@@ -10,6 +10,7 @@ from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
+from mhprobe.backbones.parts.folders import folder_of_others
 from mhprobe.errors import UserError, quoted, short
 from mhprobe.framework.run.sections import sections, settings
 from mhprobe.heads import FillName, Kind, Part, Scope
@@ -348,7 +349,12 @@ def _drop_path(cfg: Config) -> str | None:
 
 
 def _inside(cfg: Config) -> str | None:
-    if Path(cfg.name).is_absolute() or ".." in Path(cfg.name).parts:
+    outside = Path(cfg.name).is_absolute() or ".." in Path(cfg.name).parts
+    if outside and cfg.name == cfg.backbone.get("name"):  # the default
+        others = folder_of_others(Path(cfg.name))
+        place = others or f"expected a name of timm's, or local-dir:FOLDER, got {quoted(cfg.name)}."
+        return f"backbone.name: {place}"
+    if outside:
         return (
             f"name: is a folder below out={short(cfg.out, 60)}, got {quoted(cfg.name)}. Give another "
             "folder with out=<folder>."
