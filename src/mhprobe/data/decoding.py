@@ -275,12 +275,12 @@ def _told(data: bytes, where: str) -> Any:
         ) from None
     except Exception as error:  # PIL raises half a dozen unrelated types for damaged files
         if form := _tiff_form(data):
-            raise UserError(
-                f"root: {where} is a TIFF of {form}, which is not read; expected 1, 3 or 4 channels "
-                "of 8 or 16 bits, or 1 of floating-point numbers of 32. Save it as one of these."
-            ) from None
+            raise UserError(_unread_tiff(where, form)) from None
+        unknown = isinstance(error, UnidentifiedImageError)
+        if unknown and (called := what_it_is(data)):
+            raise UserError(f"root: {where} is {called}. Replace or remove it.") from None
         # its message for an unknown format is an object's address
-        reason = "not an image" if isinstance(error, UnidentifiedImageError) else error
+        reason = "not an image" if unknown else error
         raise UserError(f"root: {where} is damaged ({reason}). Replace or remove it.") from None
 
 
@@ -292,6 +292,8 @@ def _opened(
 
     with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
         _refuse_thin(opened.size, where)
+        if form := _misread(getattr(opened, "tag_v2", {})):
+            raise UserError(_unread_tiff(where, form))
         lower = _lower_bytes(data, opened)
         if draft is not None:
             opened.draft(
@@ -304,6 +306,9 @@ def _opened(
         return opened, (values, _range(values, SIXTEEN))
     if opened.mode.startswith("I;16") or opened.mode in ("I", "F"):
         values = np.asarray(opened)
+        tags: Any = getattr(opened, "tag_v2", {})
+        if opened.mode == "I" and tags and _form_of(tags) == (32, 1, "whole numbers"):
+            values = values.astype(np.uint32)  # which Pillow takes for signed ones
         return opened, (values, _range(values, *_kind(opened)))
     return opened, None
 
@@ -428,12 +433,83 @@ def _tiff_form(data: bytes) -> str:
         file = io.BytesIO(data)
         file.seek(tags.next)
         tags.load(file)
-        bits, channels = tags.get(258, (1,)), int(tags.get(277, 1))
-        kind = {2: "signed whole numbers", 3: FLOATS, 6: "complex numbers"}
-        called = kind.get(tags.get(339, (1,))[0], "whole numbers")
+        if form := _misread(tags):
+            return form
+        bits, channels, called = _form_of(tags)
     except Exception:  # damaged, which the caller says
         return ""
-    usual = channels in (1, 3, 4) and called == "whole numbers" and bits[0] in (1, 8, 16)
-    if usual:
+    usual = channels in (1, 3, 4) and called == "whole numbers" and bits in (1, 8, 16)
+    return "" if usual else _in_words(bits, channels, called)
+
+
+def _form_of(tags: Any) -> tuple[int, int, str]:
+    """Return the bits of a channel of a TIFF, the number of its channels, and the name of its numbers."""
+    kind = {2: "signed whole numbers", 3: FLOATS, 6: "complex numbers"}
+    called = kind.get(tags.get(339, (1,))[0], "whole numbers")
+    return int(tags.get(258, (1,))[0]), int(tags.get(277, 1)), called
+
+
+def _in_words(bits: int, channels: int, called: str) -> str:
+    return f"{channels} channel{'s' * (channels > 1)} of {called} of {bits} bits"
+
+
+def _misread(tags: Any) -> str:
+    """Return the form of a TIFF that Pillow opens and reads wrongly, or in part; "" of others.
+
+    It does not turn 16 bits whose 0 is white, takes planes of 16 bits for planes of 8, signed bytes
+    for unsigned ones, and leaves out a second channel that is no transparency.
+    """
+    if not tags:
         return ""
-    return f"{channels} channel{'s' * (channels > 1)} of {called} of {bits[0]} bits"
+    (bits, channels, called), colours = _form_of(tags), tags.get(262)
+    form = _in_words(bits, channels, called)
+    if colours == 0 and bits > 8:
+        return f"{form} whose 0 is white"
+    if bits > 8 and channels > 1 and tags.get(284, 1) == 2:
+        return f"{form} in planes"
+    if bits == 8 and called == "signed whole numbers":
+        return form
+    extra = tags.get(338, ())
+    return form if colours in (0, 1) and channels == 2 and not {1, 2} & {*extra} else ""
+
+
+def _unread_tiff(where: str, form: str) -> str:
+    return (
+        f"root: {where} is a TIFF of {form}, which is not read; expected 1, 3 or 4 channels of 8 or "
+        "16 bits, pixel by pixel and with black 0, or 1 of floating-point numbers of 32. Save it as "
+        "one of these."
+    )
+
+
+# how files begin that lie among photographs, often under the name of one
+_UNREAD = f"a picture in a format that is not read; save it as one of {', '.join(FORMATS)}"
+_BEGINNINGS: tuple[tuple[bytes, str], ...] = (
+    (b"version https://git-lfs", "a pointer of Git LFS, not the picture (git lfs pull fetches it)"),
+    (b"<!doctype html", "a page of HTML, as of a download that failed"),
+    (b"<html", "a page of HTML, as of a download that failed"),
+    (b"<svg", f"an SVG, {_UNREAD}"),
+    (b"%pdf", "a PDF"),
+    (b"%!ps", "a PostScript file"),
+    (b"pk\x03\x04", "a zip archive"),
+    (b"\x1f\x8b", "a file packed by gzip"),
+    (b"\0\0\0\x0cjp  ", f"a JPEG 2000, {_UNREAD}"),
+    (b"\xff\x4f\xff\x51", f"a JPEG 2000, {_UNREAD}"),
+    (b"\xff\x0a", f"a JPEG XL, {_UNREAD}"),
+    (b"\0\0\0\x0cjxl ", f"a JPEG XL, {_UNREAD}"),
+    (b"8bps", f"a file of Photoshop, {_UNREAD}"),
+    (b"\0\0\1\0", f"an icon, {_UNREAD}"),
+    (b"\x76\x2f\x31\x01", f"an OpenEXR, {_UNREAD}"),
+    (b"#?radiance", f"an HDR of Radiance, {_UNREAD}"),
+    (b"\x89hdf", "a file of HDF5"),
+)
+
+
+def what_it_is(data: bytes) -> str:
+    """Return what a file that Pillow does not know is, by its first bytes; "" where they do not tell."""
+    head = data[:512].lstrip().lower() if data[:1] in b"<\n\r\t " else data[:512].lower()
+    if data[4:8] == b"ftyp":
+        kind = "an AVIF" if data[8:12] in (b"avif", b"avis") else "a HEIC"
+        return f"{kind}, {_UNREAD}" if data[8:11] in (b"avi", b"hei", b"hev", b"mif") else "a video"
+    if data[128:132] == b"DICM":
+        return f"a DICOM, {_UNREAD}"
+    return next((called for begins, called in _BEGINNINGS if head.startswith(begins)), "")

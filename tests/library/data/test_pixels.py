@@ -16,7 +16,7 @@ import mhprobe
 from data_sets import class_files, encoded, write_folder
 from mhprobe.data.base import ImageData, InputSpec
 from mhprobe.data.cache import open_cache
-from mhprobe.data.decoding import decode
+from mhprobe.data.decoding import decode, levels_given
 from mhprobe.data.images import ImageFolder
 from mhprobe.data.photos import PhotoLoader, Photos
 from mhprobe.errors import UserError
@@ -40,17 +40,23 @@ def png16(values: np.ndarray, kind: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + body
 
 
-def tiff(values: np.ndarray, kind: int = 1) -> bytes:
-    """An uncompressed TIFF of (h, w, channels) values. kind: 1 whole numbers, 2 signed ones, 3 floating point."""
+def tiff(values: np.ndarray, kind: int = 1, colours: int | None = None, planes: int = 1) -> bytes:
+    """An uncompressed TIFF of (h, w, channels) values. kind: 1 whole numbers, 2 signed ones, 3 floating point.
+
+    colours: 0 for white 0, 1 for black 0, 2 for red, green, blue. planes: 2 says one after the other.
+    """
     height, width, channels = values.shape
-    bits = 8 * values.dtype.itemsize
+    bits, usual = 8 * values.dtype.itemsize, 2 if channels == 3 else 1
     data, at = values.tobytes(), 8
     wide = struct.pack(f"<{channels}H", *[bits] * channels)
     tags = [
         (256, 4, 1, width), (257, 4, 1, height), (258, 3, channels, at + len(data)),
-        (259, 3, 1, 1), (262, 3, 1, 2 if channels == 3 else 1), (273, 4, 1, at),
-        (277, 3, 1, channels), (278, 4, 1, height), (279, 4, 1, len(data)), (339, 3, 1, kind),
+        (259, 3, 1, 1), (262, 3, 1, usual if colours is None else colours), (273, 4, 1, at),
+        (277, 3, 1, channels), (278, 4, 1, height), (279, 4, 1, len(data)), (284, 3, 1, planes),
+        (339, 3, 1, kind),
     ]  # fmt: skip
+    if channels == 2:  # what the second is, is not said
+        tags.insert(-1, (338, 3, 1, 0))
     if channels <= 2:
         tags[2] = (258, 3, channels, sum(bits << 16 * place for place in range(channels)))
         wide = b""
@@ -119,6 +125,51 @@ def test_levels_that_were_given_are_black_and_white_of_any_kind_of_pixels(tmp_pa
 def test_pixels_that_do_not_say_what_is_white_are_called_what_they_are(values, kind, says):
     with pytest.raises(UserError, match=says):
         decode(tiff(values, kind), 8, True, "x.tif")
+
+
+@pytest.mark.parametrize(
+    ("form", "says"),
+    [
+        (dict(values=ramp(16), colours=0), "whole numbers of 16 bits whose 0 is white"),
+        (dict(values=ramp(16) / np.float32(9), kind=3, colours=0), "of 32 bits whose 0 is white"),
+        (dict(values=ramp(16, 3), planes=2), "3 channels of whole numbers of 16 bits in planes"),
+        (dict(values=ramp(8).astype(np.int8), kind=2), "signed whole numbers of 8 bits"),
+        (dict(values=ramp(8, 2).astype(np.uint8)), "2 channels of whole numbers of 8 bits"),
+    ],
+)
+def test_a_tiff_that_pillow_opens_and_misreads_is_refused_by_its_form(form, says):
+    """It gave a negative, noise, and the first of two channels, without a word."""
+    data = tiff(**form)
+    Image.open(io.BytesIO(data)).load()
+    with pytest.raises(UserError, match=rf"a\.tif is a TIFF of .*{says}, which is not read"):
+        decode(data, 16, False, "a.tif", levels_given([0, 100], "levels"))
+
+
+def test_a_tiff_whose_0_is_white_is_read_where_pillow_turns_it_and_whole_numbers_have_no_sign():
+    grey = ramp(8).astype(np.uint8)
+    turned = decode(tiff(255 - grey, colours=0), 16, False, "a.tif")
+    np.testing.assert_array_equal(turned, np.repeat(grey, 3, axis=2))
+    large = tiff(grey.astype(np.uint32) << 24)
+    read = decode(large, 16, False, "a.tif", levels_given(255 << 24, "levels"))
+    np.testing.assert_array_equal(read, np.repeat(grey, 3, axis=2))
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:ab", "is a pointer of Git LFS"),
+        (b"\n<!DOCTYPE html><html><title>404", "is a page of HTML, as of a download that failed"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0", "is a HEIC, a picture in a format that is not read"),
+        (b"\0\0\0\x18ftypisom\0\0\0\0", "is a video"),
+        (bytes(128) + b"DICM", "is a DICOM, a picture in a format that is not read"),
+        (b"PK\3\4data", "is a zip archive"),
+        (encoded(0, format="JPEG2000"), "is a JPEG 2000, a picture in a format that is not read"),
+        (b"hello", r"is damaged \(not an image\)"),  # the control
+    ],
+)
+def test_a_file_that_is_no_picture_of_ours_is_called_what_it_is(data, says):
+    with pytest.raises(UserError, match=rf"^root: a\.jpg {says}"):
+        decode(data, 16, True, "a.jpg")
 
 
 @pytest.mark.parametrize("levels", [0, -1, True, "white", [1], [5, 5], [1, 2, 3], float("nan")])

@@ -414,7 +414,7 @@ def test_the_sources_import_no_heavy_library():
 def test_a_picture_that_is_a_program_is_not_opened():
     """Pillow hands PostScript to Ghostscript, whatever the file's name says."""
     program = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n{} loop\n"
-    with pytest.raises(UserError, match=r"photo\.jpg is damaged \(not an image\)"):
+    with pytest.raises(UserError, match=r"photo\.jpg is a PostScript file"):
         decode(program, 8, True, "photo.jpg")
 
 
