@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mhprobe.data.labels import Form, counted, form_of
+from mhprobe.data.labels import Form, form_of, may_be_classes
 from mhprobe.errors import UserError, quoted, short
 
 # in dicts of Hugging Face's datasets, and of WebDataset, which names parts by the endings of files
@@ -94,7 +94,7 @@ def images_and_labels(item: Any, label: str | None = None) -> tuple[Tensor, Tens
     )
     without = not labels or labels[0] is None
     if stacked is None or not (without or numbers is not None):
-        raise UserError(_unknown(item))
+        raise UserError(_texts(item, names, labels) if stacked is not None else _unknown(item))
     if isinstance(item, Mapping):
         _refuse_several(item, stacked, names)
         if numbers is None:
@@ -134,23 +134,47 @@ def _alike(one: Tensor, other: Tensor) -> bool:
 
 
 def _refuse_other_keys(item: Mapping[Any, Any], images: Tensor) -> None:
-    """Raise UserError for a dict without known labels in which other keys hold a whole number per image."""
-    here = {key: _stacked(part) for key, part in item.items() if key not in IMAGES + LABELS}
-    unused = [
-        key
-        for key, part in here.items()
-        if part is not None
-        and counted(part)
-        and tuple(part.shape) in ((len(images),), (len(images), 1))
-    ]
-    if unused:
-        shown = short(", ".join(map(quoted, unused)), 100)
-        at = next(quoted(key) for key in IMAGES if key in item)
-        raise UserError(
-            f"loader: expected labels under {', '.join(LABELS)}, got a whole number per image under "
-            f"{shown}. If these are the labels, give label={quoted(unused[0])}; if there are no "
-            f"labels, say so: batch=lambda item: (item[{at}], None)."
-        )
+    """Raise UserError for a dict without known labels in which other keys hold what may be a class per image."""
+    others = {key: part for key, part in item.items() if key not in IMAGES + LABELS}
+    unused, texts = [], []
+    for key, part in others.items():
+        stacked = _stacked(part)
+        rows = stacked is not None and stacked.dim() == 2 and stacked.shape[1] > 1
+        if rows and (images.dim() != 4 or "mask" in str(key)):  # of tokens
+            continue
+        if stacked is not None and may_be_classes(stacked, len(images)):
+            unused.append(key)
+        elif _names_of_classes(key, part, len(images)):
+            texts.append(key)
+    if not unused + texts:
+        return
+    what = "a class" if unused else "a text"
+    shown = short(", ".join(map(quoted, unused or texts)), 100)
+    at = next(quoted(key) for key in IMAGES if key in item)
+    todo = f"label={quoted(unused[0])}" if unused else _numbered(at, quoted(texts[0]))
+    raise UserError(
+        f"loader: expected labels under {', '.join(LABELS)}, got {what} per image under {shown}. If "
+        f"these are the labels, give {todo}; if there are no labels, say so: batch=lambda item: "
+        f"(item[{at}], None)."
+    )
+
+
+def _names_of_classes(key: Any, part: Any, images: int) -> bool:
+    """True for texts that may be classes: one per image, of which some are alike, and none is a path."""
+    texts = part.tolist() if isinstance(part, np.ndarray) and part.dtype.kind in "US" else part
+    if not isinstance(texts, tuple | list) or len(texts) != images or str(key).startswith("__"):
+        return False
+    if not all(isinstance(text, str) and "/" not in text for text in texts):
+        return False
+    return len(set(texts)) < len(texts)
+
+
+def _numbered(images: str, labels: str) -> str:
+    """The ``batch=`` that numbers classes given as texts."""
+    return (
+        f"batch=lambda item: (item[{images}], torch.tensor([names.index(name) for name in "
+        f"item[{labels}]])) with the names in the order of the network's classes"
+    )
 
 
 def _another_form(item: Any, images: Tensor, labels: Tensor, names: Sequence[str]) -> str:
@@ -193,6 +217,37 @@ def _tensor(part: Any) -> Tensor | None:
         return None
 
 
+def _texts(item: Any, names: Sequence[str], labels: Sequence[Any]) -> str:
+    """The line for labels that are texts; that of ``_unknown`` for others."""
+    texts = labels[0].tolist() if isinstance(labels[0], np.ndarray) else labels[0]
+    if not isinstance(texts, tuple | list) or not all(isinstance(one, str) for one in texts):
+        return _unknown(item)
+    at, at_labels = "0", "1"
+    if isinstance(item, Mapping):
+        at, at_labels = (next(quoted(key) for key in of if key in item) for of in (IMAGES, names))
+    return (
+        f"loader: labels: expected one class per image as int64, got texts, e.g. {quoted(texts[0])}. "
+        f"Give {_numbered(at, at_labels)}; a path instead of a class is left out by batch=lambda "
+        f"item: (item[{at}], item[...])."
+    )
+
+
+def _sizes_of(item: Any) -> str:
+    """A sentence on images in a list that are of several sizes; "" for others."""
+    parts = [*item.values()] if isinstance(item, Mapping) else [*item]
+    for part in parts if isinstance(item, Mapping | tuple | list) else ():
+        if not isinstance(part, tuple | list) or len(part) < 2:
+            continue
+        shapes = [tuple(one.shape) for one in part if isinstance(one, Tensor | np.ndarray)]
+        if len(shapes) == len(part) and len({*shapes}) > 1 and len(shapes[0]) == 3:
+            two = [*dict.fromkeys(shapes)][:2]
+            return (
+                f" The images are of several sizes, e.g. {two[0]} and {two[1]}: scale and crop them "
+                "to the network's, as mhprobe.photos does."
+            )
+    return ""
+
+
 def _unknown(item: Any) -> str:
     parts: list[Any] = []
     if isinstance(item, Mapping | tuple | list):
@@ -203,7 +258,8 @@ def _unknown(item: Any) -> str:
     )
     return (
         f"loader: expected batches (images, labels, ...) of tensors, images alone, a dict of them "
-        f"({', '.join(IMAGES[:3])} ...; {', '.join(LABELS[:2])} ...), or Batch, {_got(item)}.{hint} "
+        f"({', '.join(IMAGES[:3])} ...; {', '.join(LABELS[:2])} ...), or Batch, {_got(item)}."
+        f"{_sizes_of(item) or hint} "
         f"Say where they are: batch=lambda item: (item[...], item[...])."
     )
 

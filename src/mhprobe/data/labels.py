@@ -18,12 +18,44 @@ class Form(NamedTuple):
 
 
 SEVERAL = "several classes per image (multi-hot)"
-_COUNTED = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
+_COUNTED = (
+    *(torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
+    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+)
 
 
 def counted(labels: Tensor) -> bool:
     """Return True for whole numbers and bool of any width, which may be classes."""
     return labels.dtype in _COUNTED
+
+
+def may_be_classes(part: Tensor, images: int) -> bool:
+    """Return True for a class of each image in any form: whole numbers (B,), (B, 1), or rows of 0 and 1 (B, C)."""
+    if len(part.shape) not in (1, 2) or len(part) != images or part.is_complex():
+        return False
+    if part.dim() == 1 or part.shape[1] == 1:
+        flat = part.reshape(-1)
+        form = _of_numbers(flat)
+        return form is None or (bool(form.then) and not _shares(flat))
+    form = _of_rows(part)
+    return form.then == ".argmax(1)" or (form.called == SEVERAL and bool(part.any()))
+
+
+def _shares(numbers: Tensor) -> bool:
+    """True for floating-point numbers that are all 0 or all 1, e.g. weights of images."""
+    return numbers.is_floating_point() and len(numbers.unique()) < 2
+
+
+def said_of(labels: Tensor, classes: int) -> str:
+    """Return a sentence on (B,) classes that are no class of a model, and what would do."""
+    if bool((labels < 0).any()):
+        return (
+            "A number below 0 usually marks an image without a class: leave these images out, or give "
+            "None for all labels."
+        )
+    if int(labels.min()) >= 1 and int(labels.max()) == classes:
+        return "Are the classes counted from 1? Then give labels - 1."
+    return "Is it the right data set for this head?"
 
 
 def form_of(labels: Tensor) -> Form | None:

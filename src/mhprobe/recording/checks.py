@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import backbone_of, channels_of, input_spec, refuse_no_model
-from mhprobe.data.labels import form_of
+from mhprobe.data.labels import form_of, said_of
 from mhprobe.errors import UserError
 from mhprobe.heads import Ablation, HeadLayout, Need, Patching, Relevance, Shown, Weights
 from mhprobe.io.machine import free_memory
@@ -183,7 +183,7 @@ def say_scale(images: Tensor, spec: Mapping[str, Any]) -> str:
         return ""
     if not images.is_floating_point():
         return ""
-    least, largest = float(images.min()), float(images.max())
+    least, largest = float(images.detach().min()), float(images.detach().max())
     if least < 0 or (largest <= 1 and all(one == 0 for one in spec["mean"])):
         return ""
     if largest <= 1:
@@ -219,7 +219,7 @@ def check_labels(labels: Tensor | None, logits: Tensor) -> None:
         raise UserError(
             f"labels: expected 0 to {classes - 1}, for the model gives {classes} logits, got "
             f"{int(labels[at])} "
-            f"for image {at} of the batch. Is it the right data set for this head?"
+            f"for image {at} of the batch. {said_of(labels, classes)}"
         )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from mhprobe.data.augment import grey, in_colours, normalise
 from mhprobe.data.batch import images_and_labels
 from mhprobe.errors import UserError
+from mhprobe.recording.checks import check_labels
 
 IMAGES, LABELS = torch.randn(4, 3, 8, 8), torch.arange(4)
 
@@ -31,6 +33,74 @@ def test_images_under_two_keys_are_taken_only_if_they_are_the_same():
     assert images_and_labels({**raw, "pixel_values": IMAGES})[0] is not None
     # what is no tensor, as a picture of Pillow's, is no rival
     assert images_and_labels({**raw, "image": ["a picture"] * 4})[0] is raw["pixel_values"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "what"),
+    [
+        (LABELS, "a class"),
+        (LABELS.to(torch.uint16), "a class"),
+        (LABELS.double(), "a class"),
+        (LABELS[:, None].float(), "a class"),
+        (torch.eye(4), "a class"),
+        (torch.tensor([[1, 1, 0]] * 4), "a class"),
+        (["ant", "bee", "ant", "cat"], "a text"),
+        (np.array(["ant", "bee", "ant", "cat"]), "a text"),
+    ],
+)
+def test_labels_of_any_form_under_an_unknown_key_are_not_left_out_without_a_word(labels, what):
+    item = {"image": IMAGES, "breed": labels}
+    with pytest.raises(UserError, match=f"got {what} per image under 'breed'"):
+        images_and_labels(item)
+    assert images_and_labels({"image": IMAGES})[1] is None
+
+
+@pytest.mark.parametrize(
+    ("key", "part"),
+    [
+        ("__url__", ["shard-1.tar"] * 4),
+        ("path", ["ant/1.png", "ant/2.png", "bee/1.png", "bee/1.png"]),
+        ("caption", ["an ant", "a bee", "a cat", "a dog"]),
+        ("attention_mask", torch.ones(4, 5, dtype=torch.int64)),
+        ("embedding", torch.randn(4, 5)),
+        ("weight", torch.ones(4)),
+    ],
+)
+def test_what_is_no_class_stands_beside_images(key, part):
+    """Negative control of the above."""
+    images, labels = images_and_labels({"image": IMAGES, key: part})
+    assert images is IMAGES and labels is None
+
+
+@pytest.mark.parametrize("texts", [["c1", "c0"] * 2, ("c1",) * 4, np.array(["c1", "c0"] * 2)])
+def test_labels_that_are_texts_are_called_that(texts):
+    for item in ((IMAGES, texts), {"image": IMAGES, "label": texts}):
+        with pytest.raises(
+            UserError, match=r"labels: .*got texts, e\.g\. 'c1'\. Give batch=.*names"
+        ) as e:
+            images_and_labels(item)
+        how = "item[1]" if isinstance(item, tuple) else "item['label']"
+        assert how in str(e.value)
+
+
+def test_images_of_several_sizes_are_called_that():
+    images = [torch.zeros(3, 8, 8), torch.zeros(3, 9, 8)]
+    with pytest.raises(UserError, match=r"several sizes, e\.g\. \(3, 8, 8\) and \(3, 9, 8\)"):
+        images_and_labels((images, LABELS[:2]))
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        ([0, -1], "below 0 usually marks an image without a class"),
+        ([0, -100], "below 0 usually marks an image without a class"),
+        ([1, 2], r"counted from 1\? Then give labels - 1"),
+        ([0, 2], "the right data set for this head"),  # the control: 0 is there
+    ],
+)
+def test_classes_that_a_network_has_not_are_told_why(labels, says):
+    with pytest.raises(UserError, match=f"labels: expected 0 to 1, .*{says}"):
+        check_labels(torch.tensor(labels), torch.zeros(2, 2))
 
 
 @pytest.mark.parametrize("channels", [1, 2, 4, 13])
