@@ -150,7 +150,7 @@ def _refuse_other_library(folder: Path) -> None:
     """Raise UserError for a folder of transformers, and as ``read_config``."""
     config = read_config(folder)
     if "architecture" not in config and "model_type" in config:
-        raise UserError(f"backbone.name: {folder_of_others(folder)}")
+        raise UserError(f"name: {folder_of_others(folder)}")
 
 
 @contextlib.contextmanager
