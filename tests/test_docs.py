@@ -196,7 +196,9 @@ def git(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_figure_says_what_made_it_and_stands_on_a_page(figure):
     with Image.open(figure) as image:
         said = image.text
-    assert said["Source"].startswith(("python -m mhprobe.", "python -m benchmarks.", "python tools/"))
+    assert said["Source"].startswith(
+        ("python -m mhprobe.", "python -m benchmarks.", "python tools/")
+    )
     assert any(f"figures/{figure.name}" in page.read_text() for page in PAGES)
     word, commit = said["Comment"].split()
     assert word == "commit" and re.fullmatch("[0-9a-f]{12}", commit), said  # not -dirty
