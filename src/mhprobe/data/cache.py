@@ -220,12 +220,7 @@ def _build(
     """
     source = scan.source
     contents = scan()
-    every = {split: np.arange(len(labels)) for split, labels in contents.labels.items()}
-    positions = every if wanted is None else {split: wanted[split] for split in wanted}
-    if missing := [split for split in positions if split not in contents.labels]:
-        raise UserError(
-            f"{source.name}: expected splits {', '.join(contents.labels)}, got {', '.join(missing)}."
-        )
+    positions = _positions(contents, wanted, source.name)
     temporary = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
@@ -244,31 +239,9 @@ def _build(
         for split, decoded in arrays.items():
             decoded.finish(source.name)
             _compare(folder, split, decoded.digests, source.name)
-        for split in arrays or contents.labels:
-            labels = contents.labels[split]
-            kept = arrays[split].kept if arrays else every[split]
-            _save(temporary / f"{split}-labels.npy", labels[kept])
-            if contents.may_lack:
-                _save(temporary / f"{split}-read.npy", kept)
+        _save_labels(temporary, contents, arrays)
         del arrays
-        paths = sorted(temporary.glob("*.npy"))
-        files = {
-            path.name: {"bytes": path.stat().st_size, "sha256": file_digest(path)} for path in paths
-        }
-        body: dict[str, Any] = {
-            "key": key,
-            "class_names": contents.class_names,
-            "size": contents.size,
-            "channels": contents.channels,
-            "may_lack": contents.may_lack,
-            "files": files,
-        }
-        body["splits"] = sorted(positions or contents.labels)
-        body["decoded"] = sorted(positions)
-        body["readings"] = [reading.plain() for reading in dict.fromkeys(contents.readings)]
-        (temporary / "meta.json").write_text(
-            json.dumps({"sha256": _digest(body), "body": body}, indent=1)
-        )
+        _describe(temporary, contents, key, positions)
         for path in temporary.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
@@ -281,6 +254,58 @@ def _build(
     if (cache := _read(folder, verify=False)) is None:
         raise RuntimeError(f"{folder} cannot be read right after it was written")
     return cache
+
+
+def _positions(
+    contents: Contents, wanted: Wanted | None, name: str
+) -> dict[str, np.ndarray[Any, Any]]:
+    """The positions of the images to decode, by split: the wanted ones, or all.
+
+    UserError for a split that there is not.
+    """
+    if wanted is None:
+        return _all(contents)
+    if missing := [split for split in wanted if split not in contents.labels]:
+        raise UserError(
+            f"{name}: expected splits {', '.join(contents.labels)}, got {', '.join(missing)}."
+        )
+    return {split: wanted[split] for split in wanted}
+
+
+def _all(contents: Contents) -> dict[str, np.ndarray[Any, Any]]:
+    return {split: np.arange(len(labels)) for split, labels in contents.labels.items()}
+
+
+def _save_labels(folder: Path, contents: Contents, arrays: Mapping[str, "_Decoded"]) -> None:
+    """Save the labels of each decoded image, of all where nothing is decoded, and which could be read."""
+    every = {split: arrays[split].kept for split in arrays} or _all(contents)
+    for split, kept in every.items():
+        _save(folder / f"{split}-labels.npy", contents.labels[split][kept])
+        if contents.may_lack:
+            _save(folder / f"{split}-read.npy", kept)
+
+
+def _describe(
+    folder: Path, contents: Contents, key: dict[str, Any], positions: Mapping[str, Any]
+) -> None:
+    """Write meta.json: what the files beside it are, with their digests."""
+    paths = sorted(folder.glob("*.npy"))
+    files = {
+        path.name: {"bytes": path.stat().st_size, "sha256": file_digest(path)} for path in paths
+    }
+    body: dict[str, Any] = {
+        "key": key,
+        "class_names": contents.class_names,
+        "size": contents.size,
+        "channels": contents.channels,
+        "may_lack": contents.may_lack,
+        "files": files,
+        "splits": sorted(positions or contents.labels),
+        "decoded": sorted(positions),
+        "readings": [reading.plain() for reading in dict.fromkeys(contents.readings)],
+    }
+    text = json.dumps({"sha256": _digest(body), "body": body}, indent=1)
+    (folder / "meta.json").write_text(text)
 
 
 def _decode(

@@ -140,33 +140,37 @@ def _of_pictures(pictures: Sequence[str], files: Sequence[str]) -> str:
         )
     folders = {name.rpartition("/")[0] for name in pictures}
     # one folder of images beside a table is no class
-    flat = all(_below_split(name) == 0 for name in pictures) or (not splits and len(folders) == 1)
-    tables = [name for name in files if re.search(_TABLE, name, re.IGNORECASE)]
-    tables = [name for name in tables if not re.search(r"readme|licen[cs]e", name, re.IGNORECASE)]
-    if flat and tables:
-        return (
-            f"Its labels stand in a table ({tables[0]}), which is not read: {_FOLDERS} first, as "
-            "the table says, links will do; or take data=photos, which needs no labels."
-        )
-    if flat and splits and "/" in pictures[0].rpartition("/")[0]:
-        above = pictures[0].split("/")[-3]
-        return (
-            f"Its splits lie below the classes ({pictures[0]}, in the place of "
-            f"{pictures[0].split('/')[-2]}/{above}/*): {_FOLDERS}; links will do."
-        )
-    if flat and splits:
-        return (
-            f"The images in {', '.join(splits)} lie in no folders of classes: {_FOLDERS}; or take "
-            "data=photos, which needs no labels."
-        )
-    if flat:
-        return f"Its images lie in no folders of classes: {_FOLDERS}; or take data=photos, which needs no labels."
+    if all(_below_split(name) == 0 for name in pictures) or (not splits and len(folders) == 1):
+        return _flat(pictures, files, splits)
     if not splits:
         return (
             "It has a folder for each class, and no train/ and test/ around them: give "
             "test_fraction=0.2 to draw the test images, or move them to test/<class>/."
         )
     return ""
+
+
+def _flat(pictures: Sequence[str], files: Sequence[str], splits: Sequence[str]) -> str:
+    """The form of a data set whose images lie in no folders of classes."""
+    tables = [name for name in files if re.search(_TABLE, name, re.IGNORECASE)]
+    tables = [name for name in tables if not re.search(r"readme|licen[cs]e", name, re.IGNORECASE)]
+    if tables:
+        return (
+            f"Its labels stand in a table ({tables[0]}), which is not read: {_FOLDERS} first, as "
+            "the table says, links will do; or take data=photos, which needs no labels."
+        )
+    if splits and "/" in pictures[0].rpartition("/")[0]:
+        above = pictures[0].split("/")[-3]
+        return (
+            f"Its splits lie below the classes ({pictures[0]}, in the place of "
+            f"{pictures[0].split('/')[-2]}/{above}/*): {_FOLDERS}; links will do."
+        )
+    if splits:
+        return (
+            f"The images in {', '.join(splits)} lie in no folders of classes: {_FOLDERS}; or take "
+            "data=photos, which needs no labels."
+        )
+    return f"Its images lie in no folders of classes: {_FOLDERS}; or take data=photos, which needs no labels."
 
 
 def _split(part: str) -> bool:

@@ -219,50 +219,14 @@ def _feed(
 ) -> dict[str, UserError]:
     """Feed every batch to every measure (selecting: to its ``select``); return what was refused on any rank."""
     refused: dict[str | None, UserError] = {}
-    gates = gates_of(model)
-    layout = gates.layout
     try:
         check_model(model)
         for batch in batches:
             active = {key: item for key, item in measures.items() if key not in refused}
             if not active:
                 break
-            needs = needs_of(active.values(), selecting) | passes.beside
-            needs = read_as(model, active.values(), needs)
-            alone = selecting and all(item.selects_by_images for item in active.values())
-            check_batch(
-                model, batch.images, batch.labels, layout
-            )  # whole: a piece has as many labels as images
-            parts = [
-                part for part in pieces(len(batch.valid), layout, needs) if batch.valid[part].any()
-            ]
-            for part in parts:
-                run = _shown if alone else functools.partial(_look, model, of=of, fills=fills)
-                look = functools.partial(run, batch.part(part))
-                try:
-                    heads = look(needs=needs)
-                except UserError:
-                    refused |= (unfit := _unfit(model, look, active, selecting))
-                    active = {key: item for key, item in active.items() if key not in unfit}
-                    if not unfit or not active:
-                        raise
-                    needs = needs_of(active.values(), selecting) | passes.beside
-                    heads = look(needs=read_as(model, active.values(), needs))
-                heads = _at_gates(heads, gates) if passes.at_gates else heads
-                heads = dataclasses.replace(heads, ends=part is parts[-1])
-                shown = {
-                    key: (
-                        item,
-                        heads
-                        if item.layout == layout
-                        else heads.derive(first_sites, len(item.layout.sites)),
-                    )
-                    for key, item in active.items()
-                    if key not in refused
-                }
-                refused |= _show_all(shown, selecting)
-                del shown
-                del heads  # or the next pass would begin beside it
+            whole = _Pass(model, batch, selecting, passes, of, fills)
+            refused |= whole.feed(active)
             done(batch)
     except UserError as error:
         refused[None] = error
@@ -272,6 +236,67 @@ def _feed(
     if None in shared:
         raise shared[None]
     return {key: error for key, error in shared.items() if key is not None}
+
+
+@dataclasses.dataclass
+class _Pass:
+    """A batch that is recorded, in pieces that fit into memory, and shown to measures."""
+
+    model: nn.Module
+    batch: Batch
+    selecting: bool
+    passes: Passes
+    of: Of
+    fills: Mapping[FillName, Fill | None]
+
+    def feed(self, active: Mapping[str, Measure]) -> dict[str | None, UserError]:
+        """Show the measures every piece; return what was refused."""
+        refused: dict[str | None, UserError] = {}
+        gates = gates_of(self.model)
+        needs = self._needs(active)
+        alone = self.selecting and all(item.selects_by_images for item in active.values())
+        # whole: a piece has as many labels as images
+        check_batch(self.model, self.batch.images, self.batch.labels, gates.layout)
+        valid = self.batch.valid
+        parts = [part for part in pieces(len(valid), gates.layout, needs) if valid[part].any()]
+        for part in parts:
+            run = (
+                _shown
+                if alone
+                else functools.partial(_look, self.model, of=self.of, fills=self.fills)
+            )
+            look = functools.partial(run, self.batch.part(part))
+            try:
+                heads = look(needs=needs)
+            except UserError:
+                unfit = _unfit(self.model, look, active, self.selecting)
+                refused |= unfit
+                active = {key: item for key, item in active.items() if key not in unfit}
+                if not unfit or not active:
+                    raise
+                needs = needs_of(active.values(), self.selecting) | self.passes.beside
+                heads = look(needs=read_as(self.model, active.values(), needs))
+            heads = _at_gates(heads, gates) if self.passes.at_gates else heads
+            heads = dataclasses.replace(heads, ends=part is parts[-1])
+            kept = {key: item for key, item in active.items() if key not in refused}
+            shown = {
+                key: (item, _of_layout(heads, item, gates.layout)) for key, item in kept.items()
+            }
+            refused |= _show_all(shown, self.selecting)
+            del shown
+            del heads  # or the next pass would begin beside it
+        return refused
+
+    def _needs(self, active: Mapping[str, Measure]) -> frozenset[Need]:
+        needs = needs_of(active.values(), self.selecting) | self.passes.beside
+        return read_as(self.model, active.values(), needs)
+
+
+def _of_layout(heads: HeadBatch, item: Measure, layout: HeadLayout) -> HeadBatch:
+    """What was recorded, of the sites that a measure is of."""
+    if item.layout == layout:
+        return heads
+    return heads.derive(first_sites, len(item.layout.sites))
 
 
 def _look(model: nn.Module, batch: Batch, **options: Any) -> HeadBatch:

@@ -60,73 +60,114 @@ def _put(
     leave_out: LeaveOut,
 ) -> None:
     network, state, changes, renamed = _fitting(content, model, path, where, prefix, leave_out)
-    tensors, changes = model.state_dict(), [*network.notes, *changes]
+    changes = [*network.notes, *changes]
+    tensors = model.state_dict()
     state, extra = _without_extra(state, tensors, leave_out, changes)
-    wrong = {
-        key: (tuple(state[key].shape), tuple(value.shape))
-        for key, value in tensors.items()
-        if key in state and state[key].shape != value.shape
-    }
-    missing = [key for key in tensors if key not in state]
-    if (fits := len(tensors) - len(wrong) - len(missing)) < len(tensors) / 2:
-        reason = other_library(network.state) or (
-            f"It has {some(list(network.state))}. Give the backbone's name and sizes that it was "
-            "trained with."
-        )
-        raise UserError(
-            f"{where}: {path} is of another architecture: {fits} of the {len(tensors)} tensors of "
-            f"this {type(model).__name__} are in it. {reason}"
-        )
+    beside = _Beside(f"{where}: {path}", state, tensors, extra)
+    beside.refuse_another_architecture(network, model)
     layer = f"{_classifier_name(model)}."
-    classifier = {key for key in tensors if key.startswith(layer)}
-    if not classifier and (asked := [key for key in extra if key.startswith(layer)]):
-        # a feature extractor needs none
-        renamed.append(f"the classifier is left out: {grouped({key: state[key] for key in asked})}")
-        extra = [key for key in extra if key not in asked]
-    if {*wrong, *missing} <= classifier and not extra and {*wrong, *missing}:
-        theirs = f"{next(iter(wrong.values()))[0][0]} classes" if wrong else ""
-        if not new_classifier:
-            raise UserError(
-                f"{where}: {path} fits but for its classifier: the data has "
-                f"{len(tensors[min(classifier)])} classes, "
-                f"the file {f'one for {theirs}' if wrong else 'none'}. Train a new one "
-                "(mhprobe.train), or use the "
-                f"data that it was trained on."
-            )
-        lost = (
-            f"the classifier for {theirs} does not fit this data"
-            if wrong
-            else "it has no classifier"
-        )
-        changes.append(f"{lost}, a new one begins")
-        wrong, missing = {}, []
-    if wrong or missing or extra:
-        unlike = [f"{key} {got} instead of {expected}" for key, (got, expected) in wrong.items()]
-        parts = {"not in it": missing, "unknown to the model": extra, "of another shape": unlike}
-        differences = "; ".join(f"{what}: {some(keys)}" for what, keys in parts.items() if keys)
-        raise UserError(
-            f"{where}: {path} does not fit: {differences}."
-            f"{_next_step(wrong, missing, extra, where)}"
-        )
+    renamed += beside.leave_out_classifier(layer)
+    changes += beside.begin_classifier(layer, new_classifier)
+    beside.refuse_differences(where)
     told = [*_in_float32(state), *changes, *renamed]
     unsaid = "its names and shapes are the network's"
     note(model, Reading("weights", "; ".join(told) or unsaid, f"of {path.name}"))
     _note_positions(model, state, path)
     if told:
-        log.log(
-            logging.WARNING if len(told) > len(renamed) else logging.INFO,
-            "%s: %s: %s.",
-            where,
-            path,
-            "; ".join(told),
-        )
-    fitting = {
-        key: value
-        for key, value in state.items()
-        if key in tensors and value.shape == tensors[key].shape
-    }
+        level = logging.WARNING if len(told) > len(renamed) else logging.INFO
+        log.log(level, "%s: %s: %s.", where, path, "; ".join(told))
+    fitting = beside.fitting()
     _refuse_numbers(fitting, tensors, model, path, where)
     model.load_state_dict(tensors | in_float32(fitting))
+
+
+class _Beside:
+    """The tensors of a file beside those of a model.
+
+    place: of the file, for messages. state: the file's. tensors: the model's. extra: names in the
+    file that the model has not. wrong: shapes in the file and in the model, where they differ.
+    missing: names that the file has not.
+    """
+
+    def __init__(self, place: str, state: State, tensors: State, extra: list[str]) -> None:
+        self.place, self.state, self.tensors, self.extra = place, state, tensors, extra
+        self.wrong = {
+            key: (tuple(state[key].shape), tuple(value.shape))
+            for key, value in tensors.items()
+            if key in state and state[key].shape != value.shape
+        }
+        self.missing = [key for key in tensors if key not in state]
+
+    def refuse_another_architecture(self, network: Network, model: nn.Module) -> None:
+        """UserError where less than half of the model is in the file."""
+        fits = len(self.tensors) - len(self.wrong) - len(self.missing)
+        if fits >= len(self.tensors) / 2:
+            return
+        reason = other_library(network.state) or (
+            f"It has {some(list(network.state))}. Give the backbone's name and sizes that it was "
+            "trained with."
+        )
+        raise UserError(
+            f"{self.place} is of another architecture: {fits} of the {len(self.tensors)} tensors of "
+            f"this {type(model).__name__} are in it. {reason}"
+        )
+
+    def leave_out_classifier(self, layer: str) -> list[str]:
+        """Leave out the file's classifier for a feature extractor, which needs none; say so."""
+        asked = [key for key in self.extra if key.startswith(layer)]
+        if not asked or any(key.startswith(layer) for key in self.tensors):
+            return []
+        self.extra = [key for key in self.extra if key not in asked]
+        return [f"the classifier is left out: {grouped({key: self.state[key] for key in asked})}"]
+
+    def begin_classifier(self, layer: str, new: bool) -> list[str]:
+        """Keep the model's own classifier where nothing but the file's does not fit, and say so.
+
+        new: False for a UserError instead.
+        """
+        classifier = {key for key in self.tensors if key.startswith(layer)}
+        unfit = {*self.wrong, *self.missing}
+        if not unfit or not unfit <= classifier or self.extra:
+            return []
+        theirs = f"{next(iter(self.wrong.values()))[0][0]} classes" if self.wrong else ""
+        if not new:
+            raise UserError(
+                f"{self.place} fits but for its classifier: the data has "
+                f"{len(self.tensors[min(classifier)])} classes, "
+                f"the file {f'one for {theirs}' if theirs else 'none'}. Train a new one "
+                "(mhprobe.train), or use the data that it was trained on."
+            )
+        self.wrong, self.missing = {}, []
+        lost = "it has no classifier"
+        if theirs:
+            lost = f"the classifier for {theirs} does not fit this data"
+        return [f"{lost}, a new one begins"]
+
+    def refuse_differences(self, where: str) -> None:
+        """UserError for names and shapes that do not fit. where: the key that the user gave."""
+        if not (self.wrong or self.missing or self.extra):
+            return
+        unlike = [
+            f"{key} {got} instead of {expected}" for key, (got, expected) in self.wrong.items()
+        ]
+        parts = {
+            "not in it": self.missing,
+            "unknown to the model": self.extra,
+            "of another shape": unlike,
+        }
+        differences = "; ".join(f"{what}: {some(keys)}" for what, keys in parts.items() if keys)
+        raise UserError(
+            f"{self.place} does not fit: {differences}."
+            f"{_next_step(self.wrong, self.missing, self.extra, where)}"
+        )
+
+    def fitting(self) -> State:
+        """Return the file's tensors that the model has, of the same shape."""
+        return {
+            key: value
+            for key, value in self.state.items()
+            if key in self.tensors and value.shape == self.tensors[key].shape
+        }
 
 
 def _note_positions(model: nn.Module, state: State, path: Path) -> None:

@@ -229,18 +229,9 @@ def _chosen(
         return first, []
     give = option(where, "prefix")
     several = f"of the networks {', '.join(name or repr('') for name in names)} in it"
-    words = [set(re.split(r"[._]", name.lower())) for name in names]
-    averaged = [at for at, its in enumerate(words) if its & AVERAGES]
-    teachers = [at for at, its in enumerate(words) if "teacher" in its]
-    students = [at for at, its in enumerate(words) if "student" in its]
-    # the teacher of a self-distillation is an average of the student, of the same shapes
-    if teachers and students and not averaged:
-        own = _alike(parts[teachers[0]], parts[students[0]]) or any(
-            "last_layer" in key for key in states[found[teachers[0]][0]]
-        )
-        averaged = teachers if own else []
-    if averaged:
-        at = averaged[0]
+    averaged = _averaged(names, parts, [states[holder] for holder, _, _ in found])
+    if averaged is not None:
+        at = averaged
         taken = f"{several} {names[at]} is taken (averaged weights)"
     elif all(_alike(parts[0], part) for part in parts[1:]):
         at, taken = 0, f"{several} {names[0] or repr('')} is taken (a guess: they are alike)"
@@ -251,6 +242,25 @@ def _chosen(
         )
     other = next(name for number, name in enumerate(names) if number != at)
     return found[at][:2], [f"{taken}; {give}={other or repr('')} takes the other"]
+
+
+def _averaged(names: Sequence[str], parts: Sequence[State], states: Sequence[State]) -> int | None:
+    """Which of several networks is an average of weights, by its name; None for none.
+
+    parts: tensors of each network. states: of what holds it.
+    """
+    words = [set(re.split(r"[._]", name.lower())) for name in names]
+    averaged = [at for at, its in enumerate(words) if its & AVERAGES]
+    if averaged:
+        return averaged[0]
+    teachers = [at for at, its in enumerate(words) if "teacher" in its]
+    students = [at for at, its in enumerate(words) if "student" in its]
+    if not teachers or not students:
+        return None
+    # the teacher of a self-distillation is an average of the student, of the same shapes
+    at = teachers[0]
+    distilled = any("last_layer" in key for key in states[at])
+    return at if _alike(parts[at], parts[students[0]]) or distilled else None
 
 
 def _equal(one: State, other: State) -> bool:

@@ -88,34 +88,39 @@ def _of_class(module: str, node: ast.ClassDef) -> Options:
         if isinstance(base, ast.Name):
             inherited |= _of(module, base.id)
     if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
-        fields = [
-            part
-            for part in node.body
-            if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
-        ]
-        for field in (field for field in fields if "ClassVar" not in ast.unparse(field.annotation)):
-            if isinstance(field.target, ast.Name) and field.value is not None:
-                inherited |= _literal(module, field.target.id, field.value)
-        return inherited
-    init = next(
-        (
-            part
-            for part in node.body
-            if isinstance(part, ast.FunctionDef) and part.name == "__init__"
-        ),
-        None,
-    )
+        return inherited | dict(_fields(module, node))
+    init = _constructor(node)
     if init is None:
         return inherited
-    # options that the constructor sets itself, or passes on by name, are not inherited
+    here = dict(_defaults(module, init))
+    if init.args.kwarg is None:
+        return here
+    decided = _decided(init)
+    return here | {key: value for key, value in inherited.items() if key not in decided}
+
+
+def _fields(module: str, node: ast.ClassDef) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a dataclass that have a literal as default."""
+    for part in node.body:
+        if not isinstance(part, ast.AnnAssign) or not isinstance(part.target, ast.Name):
+            continue
+        if part.value is not None and "ClassVar" not in ast.unparse(part.annotation):
+            yield from _literal(module, part.target.id, part.value)
+
+
+def _constructor(node: ast.ClassDef) -> ast.FunctionDef | None:
+    for part in node.body:
+        if isinstance(part, ast.FunctionDef) and part.name == "__init__":
+            return part
+    return None
+
+
+def _decided(init: ast.FunctionDef) -> set[str]:
+    """Return the options that a constructor sets itself, or passes on by name, and so does not inherit."""
     decided = {argument.arg for argument in [*init.args.args, *init.args.kwonlyargs]}
     calls = [part for part in ast.walk(init) if isinstance(part, ast.Call)]
     supers = [call for call in calls if ast.unparse(call.func) == "super().__init__"]
-    decided |= {word.arg for call in supers for word in call.keywords if word.arg}
-    passed_on = {
-        key: value for key, value in inherited.items() if init.args.kwarg and key not in decided
-    }
-    return dict(_defaults(module, init)) | passed_on
+    return decided | {word.arg for call in supers for word in call.keywords if word.arg}
 
 
 def _defaults(module: str, function: ast.FunctionDef) -> Iterator[tuple[str, Any]]:
