@@ -19,7 +19,8 @@ from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate
 from mhprobe.masking.knapsack import Knapsack
 from mhprobe.masking.parts.units import Unreached
-from mhprobe.pruning.on_path import OnPath, mask_by, within
+from mhprobe.pruning.budget import mask_by, within
+from mhprobe.pruning.on_path import OnPath
 from mhprobe.stats.promise import Guarantee, kept_promise
 from mhprobe.surgery.removal import prune_heads
 

@@ -22,7 +22,7 @@ from mhprobe.gates.hard_concrete import EPS, HardConcrete
 from mhprobe.gates.target import Lagrangian
 from mhprobe.io.progress import progress
 from mhprobe.masking.parts.units import saving_of_each
-from mhprobe.pruning.on_path import mask_by, within
+from mhprobe.pruning.budget import mask_by, within
 from mhprobe.pruning.rounds import Judge
 from mhprobe.recording.outputs import gate_slope
 from mhprobe.recording.state import inspecting

@@ -28,9 +28,11 @@ from mhprobe.io.tensors import digest
 from mhprobe.io.written import counted
 from mhprobe.masking.base import LABELS, Evaluate, Scored
 from mhprobe.masking.parts.cache import MaskCache, cache_key, describe
+from mhprobe.pruning.budget import within
 from mhprobe.pruning.by_chance import ByChance, by_chance
 from mhprobe.pruning.given import Choice, Given
-from mhprobe.pruning.on_path import OnPath, Promise, check_unseen, promise_of, removed_after, within
+from mhprobe.pruning.on_path import OnPath, removed_after
+from mhprobe.pruning.promised import Promise, check_unseen, promise_of
 from mhprobe.recording.fills import check_fill, find_fill
 from mhprobe.recording.outputs import Of
 from mhprobe.recording.replay import gate_values

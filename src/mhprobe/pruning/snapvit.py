@@ -34,7 +34,7 @@ from mhprobe.heads import wide
 from mhprobe.io.progress import progress
 from mhprobe.masking.base import ROUNDING
 from mhprobe.masking.parts.units import saving_of_each
-from mhprobe.pruning.on_path import mask_by, within
+from mhprobe.pruning.budget import mask_by, within
 from mhprobe.pruning.rounds import Judge, Selection
 from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.patching import summed_along

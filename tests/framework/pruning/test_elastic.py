@@ -14,8 +14,9 @@ import runs
 from mhprobe.framework.run import image_data, networks
 from mhprobe.masking.knapsack import Knapsack, packed
 from mhprobe.measures.fisher import Fisher
+from mhprobe.pruning.budget import within
 from mhprobe.pruning.elastic import described, mask_at
-from mhprobe.pruning.on_path import OnPath, within
+from mhprobe.pruning.on_path import OnPath
 from mhprobe.stats.promise import kept_promise
 from mhprobe.weights.checkpoint import as_json
 from mhprobe.weights.hub import save_for_hub

@@ -18,7 +18,8 @@ from mhprobe.masking.by_score import ByScore
 from mhprobe.masking.knapsack import Knapsack
 from mhprobe.masking.parts.curve import CurveSpec, Splits, masking_curve
 from mhprobe.pruning.given import Choice
-from mhprobe.pruning.on_path import OnPath, promise_of
+from mhprobe.pruning.on_path import OnPath
+from mhprobe.pruning.promised import promise_of
 from mhprobe.report import tables
 from mhprobe.report.report import Report, Result, Sample
 from mhprobe.report.runs.run import measured_on

@@ -25,7 +25,7 @@ from mhprobe.data import source as source_module
 from mhprobe.data.base import ImageData
 from mhprobe.data.cache import open_cache
 from mhprobe.errors import UserError
-from mhprobe.pruning.on_path import check_unseen
+from mhprobe.pruning.promised import check_unseen
 from mhprobe.pruning.rounds import Selection
 
 FILES = class_files(train=20, test=8, width=16, height=16)

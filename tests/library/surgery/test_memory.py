@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 import mhprobe
 from mhprobe.backbones import layout_of
 from mhprobe.heads import KINDS
-from mhprobe.pruning.on_path import mask_by, within
+from mhprobe.pruning.budget import mask_by, within
 from mhprobe.surgery.costs import costs
 from models import images_for, tiny_eva, tiny_swin, tiny_vit
 

@@ -29,7 +29,8 @@ from mhprobe.masking.parts.cache import cache_key
 from mhprobe.pruning import elastic
 from mhprobe.pruning.by_chance import ByChance
 from mhprobe.pruning.given import Given
-from mhprobe.pruning.on_path import OnPath, Promise, check_images
+from mhprobe.pruning.on_path import OnPath
+from mhprobe.pruning.promised import Promise, check_images
 from mhprobe.pruning.rounds import (
     Chooses,
     Judge,

@@ -24,7 +24,7 @@ from mhprobe.heads import HeadLayout
 from mhprobe.io.progress import progress
 from mhprobe.masking.base import Target
 from mhprobe.masking.parts.units import saving_of_each
-from mhprobe.pruning.on_path import within
+from mhprobe.pruning.budget import within
 from mhprobe.pruning.rounds import Judge
 from mhprobe.recording.outputs import objective
 from mhprobe.surgery.removal import prune_heads
