@@ -54,64 +54,26 @@ def curves(
     drawn if a curve is near. units: words.
     """
     split = curves[-1].split
-    places = {
-        name: i for i, name in enumerate(dict.fromkeys(c.name for c in curves if not c.averaged))
-    }
+    numbered = dict.fromkeys(curve.name for curve in curves if not curve.averaged)
     looks = {
         name: (*style.colour(i), DASHES[i // len(COLOURS) % len(DASHES)])
-        for name, i in places.items()
+        for i, name in enumerate(numbered)
     }
     shown = sorted(
         (c for c in curves if c.split == split), key=lambda c: -float(c.points.accuracy.mean())
     )
+    crowded = len(shown) > CROWD
     names = _curve_names(shown, over)
     tall = max(3.2, 0.2 + 0.17 * (len(shown) + 7))  # the legend stands beside the axes
     with style.panel((3.6, tall - 0.7), (0.55, 0.5, 2.15, 0.2)) as (figure, axes):
-        if len(shown) <= CROWD:
+        if not crowded:
             chosen = [curve for curve in curves if curve.split != split and not curve.averaged]
-            for curve in (
-                curve for curve in chosen if len(curve.step) > 1
-            ):  # on the images that chose it
-                look: Any = {
-                    "color": looks[curve.name][0],
-                    "linestyle": looks[curve.name][2],
-                    "linewidth": 0.5,
-                }
-                x = _across(curve, over)
-                y = (100 * curve.points.accuracy).tolist()
-                axes.plot(x, y, label=f"_{curve.name}, {curve.split}", **look)
-            for chose in dict.fromkeys(curve.split for curve in chosen):
-                axes.plot([], [], color="0.3", linewidth=0.5, label=f"thin: {chose}, chosen on it")
+            _thin(axes, chosen, looks, over)
         for curve in shown:
-            _curve(
-                axes,
-                curve,
-                names[curve.name],
-                looks.get(curve.name, ("0.45", "", "-")),
-                over,
-                len(shown) > CROWD,
-            )
+            look = looks.get(curve.name, ("0.45", "", "-"))
+            _curve(axes, curve, names[curve.name], look, over, crowded)
             _promise(axes, curve, over)
-        if any(curve.worse is not None and curve.worse.any() for curve in shown):
-            axes.plot(
-                [],
-                [],
-                "o",
-                color="0.3",
-                markersize=7,
-                markerfacecolor="none",
-                label="first sign. lower",
-            )
-        searches = {curve.search for curve in shown if curve.search}
-        notes = (
-            [f"chosen on {split}:\ntoo high, not tested"]
-            if any(curve.optimistic for curve in shown)
-            else []
-        )
-        for note in notes + (
-            [f"steps chosen by\n{searches.pop()} search"] if len(searches) == 1 else []
-        ):
-            axes.plot([], [], linestyle="", label=note)
+        _notes(axes, shown)
         if curves[0].step[0] == 0:
             style.level(axes, 100 * float(shown[0].points.accuracy[0]), "unmasked", zorder=1)
         bottom, top, right = _range(curves, num_heads, over)
@@ -130,6 +92,38 @@ def curves(
         order = [*names.values(), *(name for name in handles if name not in names.values())]
         style.legend_beside(axes, handles=[handles[n] for n in order], labels=order)
     return figure
+
+
+def _thin(
+    axes: Axes, chosen: Sequence[Curve], looks: Mapping[str, tuple[str, str, Any]], over: Over
+) -> None:
+    """Draw thin lines of curves on the images that chose them; a single point is no line."""
+    for curve in chosen:
+        if len(curve.step) > 1:
+            shade, _, dashes = looks[curve.name]
+            axes.plot(
+                _across(curve, over),
+                (100 * curve.points.accuracy).tolist(),
+                label=f"_{curve.name}, {curve.split}",
+                color=shade,
+                linestyle=dashes,
+                linewidth=0.5,
+            )
+    for chose in dict.fromkeys(curve.split for curve in chosen):
+        axes.plot([], [], color="0.3", linewidth=0.5, label=f"thin: {chose}, chosen on it")
+
+
+def _notes(axes: Axes, shown: Sequence[Curve]) -> None:
+    """Add to the legend what the rings are, and how the curves were chosen."""
+    if any(curve.worse is not None and curve.worse.any() for curve in shown):
+        ring: Any = {"color": "0.3", "markersize": 7, "markerfacecolor": "none"}
+        axes.plot([], [], "o", label="first sign. lower", **ring)
+    if any(curve.optimistic for curve in shown):
+        label = f"chosen on {shown[0].split}:\ntoo high, not tested"
+        axes.plot([], [], linestyle="", label=label)
+    searches = {curve.search for curve in shown if curve.search}
+    if len(searches) == 1:
+        axes.plot([], [], linestyle="", label=f"steps chosen by\n{searches.pop()} search")
 
 
 def _curve(
@@ -343,16 +337,12 @@ def masked_at_each_step(layout: HeadLayout, curves: Mapping[str, Tensor], most: 
 )
 def maskable(heads: Sequence[MaskedHead], similarity: str, inert: float) -> Figure:
     """A panel per curve, a point per head; 0 is the measure's own 0 if it has no chance level."""
-    curves: dict[str, list[tuple[MaskedHead, Likeness]]] = {}
-    for head in heads:
-        like = head.likeness[similarity]
-        if like is not None:
-            curves.setdefault(head.curve, []).append((head, like))
+    curves = _by_curve(heads, similarity)
     per_row = min(3, max(1, len(curves)))
     entries = len(PHASES) + 1  # of the legend, which stands below
     beside = entries if per_row == 3 else 2
     points = [point for of in curves.values() for point in of]
-    shares = [max(head.write_share, 1e-3) for head, _ in points]
+    shares = [_written(head) for head, _ in points]
     above = ", above chance" if any(like.null is not None for _, like in points) else ""
     top = min(1.03, 1.15 * max([0.4, *(like.standing for _, like in points)]))
     # there may be no heads
@@ -363,26 +353,7 @@ def maskable(heads: Sequence[MaskedHead], similarity: str, inert: float) -> Figu
     edges = (0.68, 0.68 + 0.17 * (rows - 1), 0.42, 0.3)
     with style.grid(len(curves), (1.9, 1.9), (0.42, 0.42), edges, 3.5, per_row) as (figure, places):
         for (axes, first, last), (name, of) in zip(places, curves.items(), strict=True):
-            # filled where a head is redundant; what goes first is drawn last
-            for (phase, text), shade, marker in reversed(
-                list(zip(PHASES.items(), COLOURS, MARKERS, strict=False))
-            ):
-                for redundant, face, label in ((False, "none", None), (True, shade, text)):
-                    some = [
-                        (h, like) for h, like in of if h.phase == phase and h.redundant == redundant
-                    ]
-                    x = [max(head.write_share, 1e-3) for head, _ in some]
-                    y = [like.standing for _, like in some]
-                    axes.plot(
-                        x,
-                        y,
-                        marker,
-                        color=shade,
-                        markerfacecolor=face,
-                        markersize=4,
-                        alpha=0.8,
-                        label=label,
-                    )
+            _phases(axes, of)
             axes.axvline(inert, color="0.4", linestyle="--", linewidth=0.8, zorder=0)
             axes.text(
                 0.02, 0.98, "inert", transform=axes.transAxes, va="top", fontsize=6.5, color="0.4"
@@ -400,3 +371,42 @@ def maskable(heads: Sequence[MaskedHead], similarity: str, inert: float) -> Figu
             handles, labels = [*handles[::-1], *hollow], [*labels[::-1], "hollow: not redundant"]
             figure.legend(handles, labels, loc="lower center", ncols=beside, borderaxespad=0.3)
     return figure
+
+
+def _by_curve(
+    heads: Sequence[MaskedHead], similarity: str
+) -> dict[str, list[tuple[MaskedHead, Likeness]]]:
+    """Return the heads that have this likeness, with it, by their curve."""
+    curves: dict[str, list[tuple[MaskedHead, Likeness]]] = {}
+    for head in heads:
+        like = head.likeness[similarity]
+        if like is not None:
+            curves.setdefault(head.curve, []).append((head, like))
+    return curves
+
+
+def _phases(axes: Axes, heads: Sequence[tuple[MaskedHead, Likeness]]) -> None:
+    """Draw the heads of a curve by when they go, filled where one is redundant; what goes first is drawn last."""
+    looks = list(zip(PHASES.items(), COLOURS, MARKERS, strict=False))
+    for (phase, text), shade, marker in reversed(looks):
+        for redundant, face, label in ((False, "none", None), (True, shade, text)):
+            of_these = [
+                (head, like)
+                for head, like in heads
+                if head.phase == phase and head.redundant == redundant
+            ]
+            axes.plot(
+                [_written(head) for head, _ in of_these],
+                [like.standing for _, like in of_these],
+                marker,
+                color=shade,
+                markerfacecolor=face,
+                markersize=4,
+                alpha=0.8,
+                label=label,
+            )
+
+
+def _written(head: MaskedHead) -> float:
+    """Return where a head stands on a logarithmic axis, which has no 0."""
+    return max(head.write_share, 1e-3)

@@ -43,11 +43,8 @@ def pairwise(
         0 < value.isfinite().any(1).sum() <= len(value) // 2
     ):  # most of a matrix over all heads would be grey
         return few_heads(layout, columns, label, names)
-    matrices = [value[layout.span(i), layout.span(i)] for i in range(len(layout.sites))]
-    titles = [style.site_title(layout, i) for i in range(len(layout.sites))]
-    across = bool(value.isfinite().sum() > sum(matrix.isfinite().sum() for matrix in matrices))
-    if across:  # layers were compared, too
-        matrices, titles = [value], [""]
+    matrices, titles = _matrices(layout, value)
+    across = titles == [""]  # layers were compared, too
     side = 5.0 if across else 1.35
     line = 0.12 if limits == "each" else 0  # a second one of the titles
     size, gap = (side, side), (0.42 + line, 0.42 + line)
@@ -65,6 +62,7 @@ def pairwise(
         if not isinstance(limits, str):
             norm.vmin, norm.vmax = limits
         noun = "block" if across else "head"
+        alike = len({len(matrix) for matrix in matrices}) == 1  # all have the same heads
         for (axes, first, last), matrix, title in zip(places, matrices, titles, strict=True):
             own = style.scale(matrix)[1] if per_matrix else norm
             image = axes.imshow(matrix.numpy(), cmap=cmap, norm=own)
@@ -74,15 +72,29 @@ def pairwise(
                 axes.tick_params(length=0)
             else:
                 _ticked(axes, len(matrix), side)
-            axes.set(xlabel=noun if last else "", ylabel=noun if first else "")
-            if len({len(matrix) for matrix in matrices}) == 1:  # all have the same heads
-                axes.tick_params(labelbottom=last, labelleft=first)
+            _named(axes, noun, first, last, alike)
         bar = style.colour_bar(figure, image, bar_at, 0.5 + (tall - bar_tall) / 2, bar_tall, label)
         if per_matrix:  # every matrix's limits stand above it
             bar.set_ticks(list(bar.ax.get_ylim()), labels=["lowest", "highest"])
         else:
             style.mark(bar.ax, chance, control)
     return figure
+
+
+def _matrices(layout: HeadLayout, value: Tensor) -> tuple[list[Tensor], list[str]]:
+    """Return a matrix per layer and their titles; one over all heads, without a title, if layers were compared."""
+    spans = [layout.span(number) for number in range(len(layout.sites))]
+    matrices = [value[span, span] for span in spans]
+    if bool(value.isfinite().sum() > sum(matrix.isfinite().sum() for matrix in matrices)):
+        return [value], [""]
+    return matrices, [style.site_title(layout, number) for number in range(len(layout.sites))]
+
+
+def _named(axes: Axes, noun: str, first: bool, last: bool, alike: bool) -> None:
+    """Name the axes at the edge of the page. alike: number them there alone, too."""
+    axes.set(xlabel=noun if last else "", ylabel=noun if first else "")
+    if alike:
+        axes.tick_params(labelbottom=last, labelleft=first)
 
 
 def _chance(columns: Mapping[str, Tensor], value: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mhprobe.heads import HeadLayout
 from mhprobe.report.figures import captioned, style
-from mhprobe.report.figures.style import COLOURS, Figure
+from mhprobe.report.figures.style import COLOURS, Axes, Figure
 from mhprobe.report.tables import Table
 from mhprobe.stats.agreement import Agreement, Pearson
 
@@ -31,11 +31,7 @@ def runs(rows: Sequence[Mapping[str, Any]], groups: Table | None) -> Figure:
     """
     names = list(dict.fromkeys(row["group"] for row in rows))
     members = [[row for row in rows if row["group"] == name] for name in names]
-    keys = {key for name in names for key in re.findall(r"[\w.]+(?==)", name)}
-    # settings without their sections where no other then reads alike: backbone.depth=2 -> depth=2
-    short = len({key.split(".")[-1] for key in keys}) == len(keys)
-    labels = [re.sub(r"[\w.]+\.(\w+=)", r"\1", name) if short else name for name in names]
-    labels = ["\n".join(textwrap.wrap(label, 46)) or label for label in labels]
+    labels = ["\n".join(textwrap.wrap(label, 46)) or label for label in _shortened(names)]
     lines = max(label.count("\n") for label in labels) + 1
     tall = 0.1 + len(names) * max(0.34, 0.13 * (max(map(len, members)) + 1), 0.13 * (lines + 1))
     left = 0.3 + 0.066 * max(len(line) for label in labels for line in label.split("\n"))
@@ -49,18 +45,7 @@ def runs(rows: Sequence[Mapping[str, Any]], groups: Table | None) -> Figure:
             axes.plot(shares, at, "o", color=COLOURS[0], markersize=3, label=label)
             group = spread.get(name)
             if group is not None and group["runs"] >= 3:
-                y = number + 0.3
-                axes.hlines(
-                    y, 100 * group["low"], 100 * group["high"], color=COLOURS[1], linewidth=1.6
-                )
-                axes.plot(
-                    100 * group["accuracy"],
-                    y,
-                    "D",
-                    color=COLOURS[1],
-                    markersize=4,
-                    label="mean, 95 % over runs",
-                )
+                _mean(axes, number + 0.3, group)
         style.rows_of(axes, labels)
         axes.set_xlabel("test accuracy (%)")
         handles = {str(h.get_label()): h for h in axes.get_legend_handles_labels()[0]}
@@ -123,6 +108,22 @@ def run_curves(rows: Sequence[Mapping[str, Any]]) -> Figure:
             figure.axes[0].get_lines(), names, loc="lower left", ncols=1, borderaxespad=0.3
         )
     return figure
+
+
+def _shortened(names: Sequence[str]) -> list[str]:
+    """Return settings without their sections, where no other then reads alike: backbone.depth=2 -> depth=2."""
+    keys = {key for name in names for key in re.findall(r"[\w.]+(?==)", name)}
+    if len({key.split(".")[-1] for key in keys}) < len(keys):
+        return list(names)
+    return [re.sub(r"[\w.]+\.(\w+=)", r"\1", name) for name in names]
+
+
+def _mean(axes: Axes, y: float, group: Mapping[str, Any]) -> None:
+    """Draw the mean of a group of runs, with its interval, at a height."""
+    low, high = 100 * group["low"], 100 * group["high"]
+    axes.hlines(y, low, high, color=COLOURS[1], linewidth=1.6)
+    mark: Any = {"color": COLOURS[1], "markersize": 4, "label": "mean, 95 % over runs"}
+    axes.plot(100 * group["accuracy"], y, "D", **mark)
 
 
 def _legend_of(group: str, runs: set[int]) -> str:
