@@ -1,4 +1,4 @@
-"""How far a pruning goes: a number of heads, a share of a cost, or as far as can be promised.
+"""Budgets of a pruning: a number of heads, a share of a cost, or as much as can be promised.
 
 Shapes: A heads (units) of all sites of the present network.
 """
@@ -24,7 +24,7 @@ WHERE = "prune"  # the options, for messages
 
 @dataclass(frozen=True)
 class Heads:
-    """So many heads of the loaded network go.
+    """Budget of a number of heads of the loaded network, which go.
 
     typed: the option that says so, remove, or target.heads: how many stay.
     """
@@ -91,7 +91,10 @@ class Share:
     def after(
         self, part: float, layout: HeadLayout, loaded: HeadLayout, left: float
     ) -> dict[str, float]:
-        """As of ``Heads``. A round before may have gone farther than it had to: a unit goes whole or not at all."""
+        """Return the target after a part of the rounds, as ``Heads`` does.
+
+        A round before may have gone farther than it had to: a unit goes whole or not at all.
+        """
         return {
             unit: min(max(1.0, share), (1 - part * (1 - share)) / left)
             for unit, share in self.shares.items()
@@ -111,7 +114,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Promised:
-    """As far as a guarantee allows; heads and neurons then go by their cost in FLOPs."""
+    """Budget of a guarantee: as much goes as it allows, heads and neurons by their cost in FLOPs."""
 
     def farthest(self, layout: HeadLayout) -> dict[str, float]:
         return {"flops": 0.0} if "neuron" in layout.kinds else {}

@@ -162,7 +162,7 @@ class OnPath:
 
     @property
     def _multiple(self) -> int:
-        """What the neurons of a layer that stay are a multiple of, as the order says."""
+        """Number of which the neurons that stay in a layer are a multiple, as the order says."""
         return getattr(self.order, "multiple", 1)
 
     def _costs(

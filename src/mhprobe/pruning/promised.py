@@ -1,4 +1,4 @@
-"""How far along a path of removals a guarantee holds, on images that chose neither path nor weights.
+"""Guarantees: how far along a path of removals one holds, on images that chose neither path nor weights.
 
 Shapes: A heads (units) of all sites of the present network.
 """

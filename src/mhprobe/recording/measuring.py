@@ -293,7 +293,7 @@ class _Pass:
 
 
 def _of_layout(heads: HeadBatch, item: Measure, layout: HeadLayout) -> HeadBatch:
-    """What was recorded, of the sites that a measure is of."""
+    """Return what was recorded of the sites that a measure is of."""
     if item.layout == layout:
         return heads
     return heads.derive(first_sites, len(item.layout.sites))

@@ -245,7 +245,7 @@ def _chosen(
 
 
 def _averaged(names: Sequence[str], parts: Sequence[State], states: Sequence[State]) -> int | None:
-    """Which of several networks is an average of weights, by its name; None for none.
+    """Return which of several networks is an average of weights, by its name; None for none.
 
     parts: tensors of each network. states: of what holds it.
     """
