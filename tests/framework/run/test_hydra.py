@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -129,3 +130,26 @@ def test_a_folder_may_be_given_from_the_home_folder(command, tmp_path, monkeypat
     ]
     assert all(Path(folder).is_relative_to(tmp_path) for folder in folders)
     assert "~logger" in cfg.hydra.overrides.task and not cfg.get("logger")
+
+
+def test_a_run_is_named_after_its_weights_or_its_backbone(tmp_path):
+    """Shipped networks share one backbone: named after it, their folders could not be told apart."""
+    shipped = CONF.parent / "weights" / "cifar10_vit_stem.safetensors"
+    run = tmp_path / "mine" / "2026-01-02_03-04-05"
+    run.mkdir(parents=True)
+    for name, made in (("model", {"name": "tuned"}), ("last", {}), ("best", {"name": "../up"})):
+        (run / f"{name}.json").write_text(json.dumps({"made": made}))
+        (run / f"{name}.safetensors").touch()
+    named = {
+        shipped: "cifar10_vit_stem",
+        run / "model.safetensors": "tuned",
+        run: "tuned",
+        run / "last.safetensors": "mine_2026-01-02_03-04-05_last",
+        run / "best.safetensors": "mine_2026-01-02_03-04-05_best",
+        "random": "vit_tiny_patch16_224",
+    }
+    for weights, name in named.items():
+        assert runs.composed("mask", f"weights={weights}").name == name
+    assert (
+        runs.composed("mask", f"weights={shipped}", "+experiment=digits_vit").name == "digits_vit"
+    )

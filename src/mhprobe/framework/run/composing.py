@@ -9,9 +9,9 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -38,7 +38,7 @@ HOME = re.compile(r"""(?<==|\[|,|:)(\s*["'])~(?=/)""")
 def install(command: str) -> None:
     """Let Hydra compose the sections of this command only, and register the resolvers of conf/."""
     own_files.install(command)
-    for resolver in (groups, claim, _network, _swept):
+    for resolver in (groups, claim, _network, _subject, _swept):
         OmegaConf.register_new_resolver(
             f"mhprobe.{resolver.__name__.lstrip('_')}", resolver, replace=True
         )
@@ -136,30 +136,46 @@ def data_of_weights(overrides: Sequence[str]) -> list[str]:
     keys = {key_of(override): override.partition("=")[2] for override in overrides}
     if "weights" not in keys or {"data", "experiment"} & set(keys):
         return []
+    name = _description(keys["weights"].strip("'\"")).get("data")
+    known = isinstance(name, str) and (CONF / "data" / f"{name}.yaml").is_file()
+    return [f"data={name}"] if known else []
+
+
+def _description(weights: str) -> Mapping[str, Any]:
+    """Return what stands beside weights, or in a checkpoint; nothing if it cannot be read.
+
+    It is checked when the weights are loaded.
+    """
     from mhprobe.weights.checkpoint import read_description  # torch takes seconds, --help none
     from mhprobe.weights.hub import NAMES as FILES
 
-    file = Path(keys["weights"].strip("'\"")).expanduser()
+    file = Path(weights).expanduser()
     file = next(filter(Path.is_file, map(file.joinpath, FILES)), file)  # of a run's folder
-    try:  # what stands beside weights is checked when they are loaded
-        about = (
-            read_description(file)
-            if file.suffix == ".ckpt"
-            else json.loads(file.with_suffix(".json").read_text())
-        )
-        name = about["data"]
+    try:
+        if file.suffix == ".ckpt":
+            return read_description(file)
+        about = json.loads(file.with_suffix(".json").read_text())
     except (OSError, ValueError, KeyError, TypeError):
-        return []  # loading the weights raises
-    return (
-        [f"data={name}"]
-        if isinstance(name, str) and (CONF / "data" / f"{name}.yaml").is_file()
-        else []
-    )
+        return {}
+    return about if isinstance(about, dict) else {}
 
 
 def key_of(override: str) -> str:
     """Return the key or group of an override: '++masking.steps=3' -> 'masking.steps', '+data@second=x' -> 'data'."""
     return re.split(r"[=@]", override.lstrip("+~"), maxsplit=1)[0]
+
+
+def _subject(*, _root_: DictConfig) -> str:
+    """Return a name for what a run is about: that of its weights, or of its backbone without weights."""
+    weights = OmegaConf.select(_root_, "weights", default=None)
+    if not isinstance(weights, str) or weights == "random":
+        return str(_root_.backbone.name)
+    path = Path(weights).expanduser()
+    made = _description(weights).get("made") if path.is_dir() or _written_by_run(path) else None
+    name = made.get("name") if isinstance(made, dict) else None
+    if isinstance(name, str) and Path(name).name == name:
+        return name
+    return network(weights)
 
 
 def _network(*, _root_: DictConfig) -> str:
@@ -171,8 +187,14 @@ def network(weights: str | None) -> str:
     if weights in (None, "random"):
         return "untrained"
     path = Path(weights)
-    of_run = path.stem in ("model", "pruned", "best", "last")
-    return "_".join([*path.absolute().parts[-3:-1], path.stem]) if of_run else path.stem
+    if not _written_by_run(path):
+        return path.stem
+    return "_".join([*path.absolute().parts[-3:-1], path.stem])
+
+
+def _written_by_run(file: Path) -> bool:
+    """Return True for a name that says nothing but that a run wrote the file."""
+    return file.stem in ("model", "pruned", "best", "last")
 
 
 def _swept(name: str, *, _root_: DictConfig) -> str:
