@@ -185,27 +185,38 @@ def fits(value: Any, hint: Any) -> bool:
     if origin is Annotated:
         return fits(value, parts[0]) and value >= parts[1]
     if hint in _PLAIN:
-        return isinstance(value, _PLAIN[hint][1]) and (
-            hint is bool or not isinstance(value, bool)
-        )  # True is Integral
+        return _is_plain(value, hint)
     if origin in (Union, types.UnionType):
         return any(fits(value, part) for part in parts)
     if origin is Callable:
         return callable(value)
     if origin is Literal:  # the class checks the name
         return value is None or isinstance(value, str | int | float)
-    if _is(origin, Mapping):
-        return isinstance(value, Mapping) and all(
-            fits(item, (*parts, Any, Any)[1]) for item in value.values()
-        )
     if _is(origin, Collection):
-        several = isinstance(value, Collection) and not isinstance(value, str | Mapping)
-        return several and all(fits(item, (*parts, Any)[0]) for item in value)
+        return _several_fit(value, _is(origin, Mapping), parts)
     if _is(hint, object) and hint.__module__.startswith(
         "mhprobe."
     ):  # a part of ours, no plain value
         return not isinstance(value, str | int | float | list | tuple)
     return True
+
+
+def _several_fit(value: Any, named: bool, parts: Sequence[Any]) -> bool:
+    """Return True for a collection whose items fit. named: it is a mapping. parts: types of keys and items."""
+    if named:
+        items = value.values() if isinstance(value, Mapping) else None
+        of = parts[1] if len(parts) > 1 else Any
+    else:
+        several = isinstance(value, Collection) and not isinstance(value, str | Mapping)
+        items = value if several else None
+        of = parts[0] if parts else Any
+    return items is not None and all(fits(item, of) for item in items)
+
+
+def _is_plain(value: Any, hint: Any) -> bool:
+    if isinstance(value, bool) and hint is not bool:  # True is Integral
+        return False
+    return isinstance(value, _PLAIN[hint][1])
 
 
 def _is(origin: Any, base: type) -> bool:

@@ -78,23 +78,19 @@ def steps(questions: Sequence[Question], measures: Mapping[str, Any]) -> list[St
     fit = {
         name: measure for name, measure in measures.items() if not isinstance(measure, UserError)
     }
-    groups: dict[frozenset[Ablation], list[str]] = {
-        frozenset(): []
-    }  # measures by the masks that they share
-    for name in dict.fromkeys(
-        name for question in questions for name in question.measures if name in fit
-    ):
-        groups.setdefault(masks_of(fit[name]), []).append(name)
-    passes = [group for group in groups.values() if group] or [[]]
+    asked = dict.fromkeys(name for question in questions for name in question.measures)
+    passes = _passes([name for name in asked if name in fit], fit)
     number = {name: index for index, group in enumerate(passes) for name in group}
-    plain = [question for question in questions if not question.measures and not question.curves]
-    curved = [question for question in questions if question.curves]
+    plain: list[Question] = []
+    curved: list[Question] = []
     waiting: list[list[Question]] = [[] for _ in passes]
     for question in questions:
-        if question.measures and not question.curves:
-            waiting[max((number.get(name, 0) for name in question.measures), default=0)].append(
-                question
-            )
+        if question.curves:
+            curved.append(question)
+        elif question.measures:
+            waiting[max(number.get(name, 0) for name in question.measures)].append(question)
+        else:
+            plain.append(question)
     measuring = [Step(tuple(group), tuple(of)) for group, of in zip(passes, waiting, strict=True)]
     looking = 0 if passes[0] and masks_of(fit[passes[0][0]]) else 1
     planned = [
@@ -104,6 +100,14 @@ def steps(questions: Sequence[Question], measures: Mapping[str, Any]) -> list[St
         Step((), tuple(curved)),
     ]
     return [step for step in planned if step.measures or step.questions]
+
+
+def _passes(names: Sequence[str], measures: Mapping[str, Any]) -> list[list[str]]:
+    """Return measures by the masks that they share, those without masks first; one empty pass for none."""
+    groups: dict[frozenset[Ablation], list[str]] = {frozenset(): []}
+    for name in names:
+        groups.setdefault(masks_of(measures[name]), []).append(name)
+    return [group for group in groups.values() if group] or [[]]
 
 
 def lines(planned: Sequence[Step], material: Material) -> list[str]:

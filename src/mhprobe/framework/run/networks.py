@@ -44,37 +44,67 @@ def build_classifier(cfg: Config, data: ImageData) -> GatedClassifier:
     Sets the input size of ``data``.
     """
     L.seed_everything(cfg.seed, workers=True, verbose=False)  # new weights are drawn here
-    backbone, description = (
-        _load(cfg, weights, data) if (weights := weights_file(cfg)) else _make(cfg, data)
-    )
-    channels, there = channels_of(backbone), data.channels
-    if channels != there and (channels, there) != (1, 3):
-        raise UserError(
-            f"backbone.in_chans: images have {there} channels, expected as many, or 1 for colours in "
-            f"grey, got {channels}. Take a network of {there}; class folders of .npy arrays (height, "
-            "width, channels) have any number of channels."
-        )
+    weights = weights_file(cfg)
+    backbone, description = _load(cfg, weights, data) if weights else _make(cfg, data)
+    _refuse_channels(channels_of(backbone), data.channels)
     spec, reading = seen_by(backbone, None, None, "backbone")
     note(backbone, reading)
     data.spec = InputSpec(**spec)
-    if features := gives_features(backbone):
+    features = gives_features(backbone)
+    if features:
         refuse_without_classifier(cfg.command)
     if cfg.score:  # refused before anything is computed
-        section = cfg.prune or cfg.masking
-        chooses = SPLITS[section.select_on] if section else "test"
-        fewest = min(
-            [data.sizes["test"], data.sizes[chooses], *([cfg.prune.images] if cfg.prune else [])]
-        )
-        bank = data.sizes["train"] + (data.sizes["val"] if cfg.prune and chooses != "val" else 0)
-        score_for(build_score(cfg), "score", not data.unlabelled, features, fewest, bank)
+        _check_score(cfg, data, features)
     if data.unlabelled and not features:
         _label(cfg, data, backbone, description["class_names"])
     description = {**description, "input": {key: list(value) for key, value in spec.items()}}
+    model = _gated(cfg, data, backbone, description)
+    _warn_of_test_images(description)
+    if cfg.command == "train" and learns_gates(model) and "neuron" in model.gates.layout.kinds:
+        raise UserError(
+            "gates.units: the history of learned gates is of heads, expected gates.units=[head]."
+        )
+    if cfg.gates.mask:
+        with keyed(cfg.gates.model_dump(), "gates"):
+            model.gates.close(~read_kept(cfg.gates.mask, model.gates.layout))
+    if cfg.compile:
+        backbone.compile()
+    return model
+
+
+def _refuse_channels(expected: int, there: int) -> None:
+    """UserError for images of other channels than a network expects, but for colours in grey."""
+    if expected == there or (expected, there) == (1, 3):
+        return
+    raise UserError(
+        f"backbone.in_chans: images have {there} channels, expected as many, or 1 for colours in "
+        f"grey, got {expected}. Take a network of {there}; class folders of .npy arrays (height, "
+        "width, channels) have any number of channels."
+    )
+
+
+def _check_score(cfg: Config, data: ImageData, features: bool) -> None:
+    """UserError for a score that the images that are scored cannot have."""
+    section = cfg.prune or cfg.masking
+    chooses = SPLITS[section.select_on] if section else "test"
+    scored = [data.sizes["test"], data.sizes[chooses]]
+    bank = data.sizes["train"]
+    if cfg.prune:
+        scored.append(cfg.prune.images)
+        if chooses != "val":
+            bank += data.sizes["val"]
+    score_for(build_score(cfg), "score", not data.unlabelled, features, min(scored), bank)
+
+
+def _gated(
+    cfg: Config, data: ImageData, backbone: nn.Module, description: Mapping[str, Any]
+) -> GatedClassifier:
+    """Return a backbone with the gates of the configuration."""
     gates = cfg.gates
     with keyed({"gates": gates.model_dump(), "optim": cfg.optim.model_dump() if cfg.optim else {}}):
-        model = GatedClassifier(
+        return GatedClassifier(
             backbone,
-            description,
+            dict(description),
             make_gates=explained(
                 construct(gates.relaxation, "gates.relaxation"), "gates.relaxation"
             ),
@@ -84,23 +114,15 @@ def build_classifier(cfg: Config, data: ImageData) -> GatedClassifier:
             frozen=gates.frozen,
             **build_optim(cfg, data),
         )
-    if rank() == 0 and any(
-        images.startswith("test:") for images in description.get("chosen_by", ())
-    ):
+
+
+def _warn_of_test_images(description: Mapping[str, Any]) -> None:
+    chosen_by = description.get("chosen_by", ())
+    if rank() == 0 and any(images.startswith("test:") for images in chosen_by):
         log.warning(
             "weights: test images chose the heads of this network: its numbers on test images are "
             "too good."
         )
-    if cfg.command == "train" and learns_gates(model) and "neuron" in model.gates.layout.kinds:
-        raise UserError(
-            "gates.units: the history of learned gates is of heads, expected gates.units=[head]."
-        )
-    if gates.mask:
-        with keyed(gates.model_dump(), "gates"):
-            model.gates.close(~read_kept(gates.mask, model.gates.layout))
-    if cfg.compile:
-        backbone.compile()
-    return model
 
 
 def build_score(cfg: Config) -> type[Score] | None:
@@ -259,8 +281,46 @@ def _make(cfg: Config, data: ImageData) -> tuple[nn.Module, dict[str, Any]]:
         key: value for key, value in cfg.backbone.items() if key not in (*OF_FILE, "num_classes")
     }
     trains, checkpoint = cfg.optim is not None, cfg.backbone.get("checkpoint")
-    reading: dict[str, Any] = {key: cfg.backbone.get(key) for key in ("prefix", "leave_out")}
-    reading = {key: value for key, value in reading.items() if value not in (None, False)}
+    _refuse_contradictions(part, _reading(cfg), checkpoint)
+    features = cfg.backbone.get("num_classes") == 0
+    # None: as many as its own classifier has
+    classes = None if data.unlabelled else data.num_classes
+    with keyed(cfg.backbone, "backbone"):
+        backbone = construct({**part, "num_classes": 0 if features else classes}, "backbone")
+    if checkpoint is not None:
+        _read_checkpoint(cfg, backbone, str(checkpoint), trains)
+    numbers = {key: cfg.backbone.get(key) for key in ("mean", "std")}
+    normalise_by(backbone, **numbers, where="backbone.checkpoint")
+    if checkpoint is not None:
+        given = [key for key, value in numbers.items() if value is not None]
+        tell(backbone, part["name"], given, "backbone.checkpoint")
+    elif part.get("pretrained") and not trains and classes and not features:
+        _refuse_random_classifier(backbone, part["name"], classes)
+    names = list(data.class_names)
+    if data.unlabelled or features:
+        names = [str(number) for number in range(cast(Any, backbone).num_classes)]
+    described = portable(registered(part))
+    return backbone, {"backbone": described, "class_names": names, "data": data.source.name}
+
+
+def _reading(cfg: Config) -> dict[str, Any]:
+    """Return the options of how backbone.checkpoint is read, that are given."""
+    options = {key: cfg.backbone.get(key) for key in ("prefix", "leave_out")}
+    return {key: value for key, value in options.items() if value not in (None, False)}
+
+
+def _read_checkpoint(cfg: Config, backbone: nn.Module, file: str, trains: bool) -> None:
+    """Put the weights of a file of another training into a backbone."""
+    reading = _reading(cfg)
+    with keyed(reading, "backbone"):
+        refuse_misfits(load_foreign, reading, "backbone")
+    load_foreign(backbone, file, "backbone.checkpoint", new_classifier=trains, **reading)
+
+
+def _refuse_contradictions(
+    part: Mapping[str, Any], reading: Mapping[str, Any], checkpoint: Any
+) -> None:
+    """UserError for options of ``backbone`` that do not go together. reading: those of a checkpoint."""
     if reading and checkpoint is None:
         raise UserError(
             f"backbone.{next(iter(reading))}: is for reading backbone.checkpoint=<file>, and none is "
@@ -276,34 +336,13 @@ def _make(cfg: Config, data: ImageData) -> tuple[nn.Module, dict[str, Any]]:
             "backbone: no name, expected that of a model, e.g. backbone=vit or backbone.name=<of "
             "timm>."
         )
-    features = cfg.backbone.get("num_classes") == 0
-    # None: as many as its own classifier has
-    classes = 0 if features else None if data.unlabelled else data.num_classes
-    with keyed(cfg.backbone, "backbone"):
-        backbone = construct({**part, "num_classes": classes}, "backbone")
-    if checkpoint is not None:
-        with keyed(reading, "backbone"):
-            refuse_misfits(load_foreign, reading, "backbone")
-        load_foreign(
-            backbone, str(checkpoint), "backbone.checkpoint", new_classifier=trains, **reading
+
+
+def _refuse_random_classifier(backbone: nn.Module, name: str, classes: int) -> None:
+    """UserError for pretrained weights of another number of classes, where nothing trains a new classifier."""
+    pretrained = cast(Any, backbone).pretrained_cfg["num_classes"]
+    if pretrained != classes:
+        raise UserError(
+            f"backbone.pretrained: {name} was trained on {pretrained} classes, the data has "
+            f"{classes}: its classifier would be a random one. Train it first (mhprobe.train)."
         )
-    numbers = {key: cfg.backbone.get(key) for key in ("mean", "std")}
-    normalise_by(backbone, **numbers, where="backbone.checkpoint")
-    if checkpoint is not None:
-        given = [key for key, value in numbers.items() if value is not None]
-        tell(backbone, part["name"], given, "backbone.checkpoint")
-    elif part.get("pretrained") and not trains:
-        pretrained = backbone.pretrained_cfg["num_classes"]
-        if classes and pretrained != classes:
-            raise UserError(
-                f"backbone.pretrained: {part['name']} was trained on {pretrained} classes, the "
-                "data has "
-                f"{classes}: its classifier would be a random one. Train it first (mhprobe.train)."
-            )
-    described, numbered = portable(registered(part)), data.unlabelled or features
-    names = (
-        [str(number) for number in range(backbone.num_classes)]
-        if numbered
-        else list(data.class_names)
-    )
-    return backbone, {"backbone": described, "class_names": names, "data": data.source.name}

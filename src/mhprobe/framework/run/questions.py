@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -94,33 +94,54 @@ def material(cfg: Config, model: GatedClassifier, data: ImageData) -> Material:
     UserError for an unfit measure, unless of a paper or claim.
     """
     study = cfg.paper or cfg.evidence  # measures and masking curves of their own
-    where = "paper.measure" if cfg.paper else "evidence.measure" if study else "measure"
-    section, probe = study or cfg, cfg.probe
-    parts = (section.measure or {}) if study or probe else {}
-    curves = section.masking
-    if (parts or cfg.prune or (curves and curves.curves)) and not model.gates.layout.sites:
+    curves = (study or cfg).masking
+    if curves and not curves.curves:
+        curves = None
+    where, parts = _measures(cfg)
+    if (parts or cfg.prune or curves) and not model.gates.layout.sites:
         raise UserError(
             "weights: this network has no heads left. To take its neurons: gates.units=[neuron]."
         )
     built = networks.build_measures(parts, model.gates.layout, where)
-    unfit = {name: error for name, error in built.items() if isinstance(error, UserError)}
-    if unfit and not study:
-        without = " ".join(f"~{where}.{name}" for name in unfit)
-        raise UserError(f"{next(iter(unfit.values()))} To go on without: {without}.")
-    control = bool(parts) and (cfg.control if study else probe and probe.control)
+    if not study:
+        _refuse_unfit(built, where)
     return Material(
         model.gates.layout,
         model,
         data,
         measures=built,
         options=parts,
-        masking=_masking(cfg, curves, model) if curves and curves.curves else None,
-        twin=_control(model, cfg.seed, wanted=not study) if control else None,
-        target=probe.target if probe else None,
+        masking=_masking(cfg, curves, model) if curves else None,
+        twin=_control(model, cfg.seed, wanted=not study) if parts and _controlled(cfg) else None,
+        target=cfg.probe.target if cfg.probe else None,
         seed=cfg.seed,
         first=rank() == 0,
         store=networks.kept_measurements(cfg),
     )
+
+
+def _measures(cfg: Config) -> tuple[str, Mapping[str, Any]]:
+    """Return the key of the measures of a run, and the measures: of a paper, of claims, or of a probe."""
+    if cfg.paper:
+        return "paper.measure", cfg.paper.measure or {}
+    if cfg.evidence:
+        return "evidence.measure", cfg.evidence.measure or {}
+    return "measure", (cfg.measure or {}) if cfg.probe else {}
+
+
+def _controlled(cfg: Config) -> bool:
+    """Return True if a run is to have a random twin beside the network."""
+    if cfg.paper or cfg.evidence:
+        return bool(cfg.control)
+    return bool(cfg.probe and cfg.probe.control)
+
+
+def _refuse_unfit(built: Mapping[str, Any], where: str) -> None:
+    """UserError for the first of the measures that do not fit, with how to go on without them."""
+    unfit = {name: error for name, error in built.items() if isinstance(error, UserError)}
+    if unfit:
+        without = " ".join(f"~{where}.{name}" for name in unfit)
+        raise UserError(f"{next(iter(unfit.values()))} To go on without: {without}.")
 
 
 def _usual(cfg: Config, material: Material) -> list[Question]:

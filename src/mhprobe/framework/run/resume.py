@@ -178,23 +178,11 @@ def judge(theirs: Facts | None, ours: Facts, allow: Sequence[str], path: Path) -
 
     allow: keys, or their beginnings (``optim``).
     """
-    keys = {**ours, **(theirs or {})}
-    if unknown := [
-        name for name in allow if name != "run" and not any(_under(key, [name]) for key in keys)
-    ]:
-        names = {".".join(key.split(".")[:depth]): None for key in keys for depth in (1, 2, 3)}
-        hint = (
-            nearest(unknown[0], names)
-            + f"parts: {', '.join(name for name in names if '.' not in name)}."
-        )
-        raise UserError(f"resume.allow: no part of a run is called {unknown[0]}; {hint}")
+    _refuse_unknown(allow, {**ours, **(theirs or {})})
     changes = differences(theirs, ours)
     was, now = changes.get("trainer.max_epochs", (None, None))
-    longer = (
-        ["trainer.max_epochs"]
-        if isinstance(was, int) and isinstance(now, int) and was < now
-        else []
-    )
+    grows = isinstance(was, int) and isinstance(now, int) and was < now
+    longer = ["trainer.max_epochs"] if grows else []
     fixed = [key for key in changes if _under(key, FIXED)]
     refused = [key for key in changes if not _under(key, (*longer, *allow, *fixed))]
     lines = {
@@ -202,7 +190,7 @@ def judge(theirs: Facts | None, ours: Facts, allow: Sequence[str], path: Path) -
     }
     if fixed or refused:
         ways = ["Use the old settings"]
-        if refused and not fixed:
+        if not fixed:
             ways.append(f"change them on purpose with 'resume.allow=[{','.join(refused)}]'")
         ways.append(f"start anew from its weights with weights={path}")
         wrong = "; ".join(lines[key] for key in (*fixed, *refused))
@@ -214,6 +202,21 @@ def judge(theirs: Facts | None, ours: Facts, allow: Sequence[str], path: Path) -
         if key not in longer
     ]
     return allowed + [f"{lines[key]}: {since}" for key in longer]
+
+
+def _refuse_unknown(allow: Sequence[str], keys: Iterable[str]) -> None:
+    """UserError for an allowed difference that no part of a run is called."""
+    unknown = [
+        name for name in allow if name != "run" and not any(_under(key, [name]) for key in keys)
+    ]
+    if not unknown:
+        return
+    names = {".".join(key.split(".")[:depth]): None for key in keys for depth in (1, 2, 3)}
+    hint = (
+        nearest(unknown[0], names)
+        + f"parts: {', '.join(name for name in names if '.' not in name)}."
+    )
+    raise UserError(f"resume.allow: no part of a run is called {unknown[0]}; {hint}")
 
 
 def earlier(runs: Path, folder: Path) -> list[Path]:
