@@ -88,6 +88,8 @@ audit: .venv/installed-supply
 test-oldest: .venv/installed-supply
 	$(BIN)/python -m uv venv -q --clear .venv-oldest
 	$(BIN)/python -m uv pip install -q -p .venv-oldest --resolution lowest-direct -e ".[test]"
+# torchmetrics, and with it lightning, imports transformers where it is; without a GPU that needs torch 2.7
+	$(BIN)/python -m uv pip uninstall -q -p .venv-oldest transformers
 	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -m "not slow"
 
 # how often chance is called something: 500 draws of every law, a quarter of an hour

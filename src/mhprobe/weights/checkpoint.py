@@ -115,7 +115,7 @@ def load_weights(path: str | Path, **changes: float) -> tuple[nn.Module, dict[st
     if (
         description.get("gates") is not None
     ):  # in a checkpoint: learned in another form than their values
-        gate_values = torch.tensor(description["gates"])
+        gate_values = torch.tensor([float(value) for value in description["gates"]])
     misfit = f"weights: {path} does not fit the backbone it names"
     model: Any = _built(description, path, state, misfit)
     model.chosen_by = description.get("chosen_by")

@@ -14,6 +14,7 @@ from mhprobe.io.nested import leaves
 
 LISTED = ("weights=random", "prune=given", "prune.heads=[1]")
 ORDERED = ("weights=random", "prune=order", "prune.remove=1")
+RANDOM = ("~masking.curves.head_max", "~masking.curves.importance")
 BENCH = ("weights=random", "optim.teacher=null")
 NOTHING = {  # (command, what the configuration is made of) -> options that do nothing in it
     ("prune", LISTED): (
@@ -44,6 +45,11 @@ NOTHING = {  # (command, what the configuration is made of) -> options that do n
         *("gates.frozen=weights", "gates.keep=2", "data.limit_calibration=3"),
     ),
     ("mask", ("weights=random",)): ("trainer.max_epochs=3", "gates.threshold=.4"),
+    ("mask", ("weights=random", *RANDOM)): ("search=exact",),
+    ("train", ("masking=none",)): (
+        *("masking.fill=mean", "masking.step=1", "masking.steps=3", "masking.select_on=test"),
+        "search=exact",
+    ),
     ("maps", ("weights=random",)): ("trainer.gradient_clip_val=.5", "gates.lr=7.0"),
     ("claims", ("weights=random", "control=null")): ("evidence.control_of=7",),
     ("studies.causal", ("weights=random",)): ("gates.lr=7.0", "gates.threshold=.4"),
@@ -66,6 +72,10 @@ SOMETHING = {  # the same options where they have an effect
     ("train", ("gates=learnable",)): ("gates.lr=.5", "gates.threshold=.4", "gates.keep=2"),
     ("train", ("gates=hard_concrete",)): ("gates.lr=.5", "gates.penalty.weight=.5"),
     ("train", ("data.calibration_fraction=.2",)): ("data.limit_calibration=3",),
+    ("train", ()): ("masking.fill=mean", "masking.step=1", "search=exact"),
+    ("mask", ("weights=random",)): ("masking.select_on=test", "search=exact", "masking.steps=3"),
+    ("claims", ("weights=random", "evidence.draws=5")): ("search=exact",),
+    ("study", ("weights=random", "+paper=byun_kim")): ("search=exact",),
     ("studies.voita", ("weights=random",)): ("gates.lr=.5", "optim.lr=.5"),
     ("claims", ("weights=random",)): ("evidence.control_of=7",),
 }

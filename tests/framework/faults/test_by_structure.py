@@ -142,6 +142,16 @@ def test_the_json_of_weights_with_any_part_replaced(pair, data):
             assert about["backbone"]["name"] and isinstance(model, torch.nn.Module)
 
 
+@pytest.mark.parametrize("value", [2**63, 2**70, 1])
+def test_gates_that_are_whole_numbers_are_numbers_of_any_size(pair, tmp_path, value):
+    """Found by the above: a traceback where torch has no whole numbers of that size."""
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(pair.read_bytes())
+    description = json.loads(pair.with_suffix(".json").read_text())
+    path.with_suffix(".json").write_bytes(as_json({**description, "gates": [1, value]}))
+    assert mhprobe.attach(load_weights(path)[0]).values.tolist() == [1.0, float(value)]
+
+
 # tables
 
 numbers = st.integers(-2, 8).map(str) | st.floats().map(str)

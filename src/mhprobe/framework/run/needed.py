@@ -81,6 +81,16 @@ def reads_curves(cfg: Config) -> bool:
     return heads is None or str(heads).endswith(".csv")
 
 
+def draws_curves(cfg: Config) -> bool:
+    """Return True unless the section of masking curves is there and has none."""
+    return cfg.masking is None or bool(cfg.masking.curves)
+
+
+def searches(cfg: Config) -> bool:
+    """Return True if an order, of a curve, a paper or a pruning, has a search."""
+    return any("search" in path[1:] for path, _ in leaves(cfg.model_dump()))
+
+
 def tunes(cfg: Config) -> bool:
     """Return True for a command that trains, and for a pruning with tuning."""
     return cfg.prune is None or cfg.prune.tune_epochs > 0
@@ -191,6 +201,19 @@ NEEDS = (  # the first that is not met answers
         "no images are set aside for calibration; leave it out, or give "
         "data.calibration_fraction=<share of the validation images>",
         ("data.calibration_fraction",),
+    ),
+    Need(
+        ("masking.select_on", "masking.steps", "masking.step", "masking.fill", "masking.join*"),
+        draws_curves,
+        "no masking curve is drawn; leave it out, or draw some with masking=three_curves",
+        ("masking",),
+    ),
+    Need(
+        ("search*",),
+        searches,
+        "no order that is asked for searches; leave it out, or draw curves that do with "
+        "masking=three_curves",
+        ("masking", "prune", "paper"),
     ),
     Need(
         ("evidence.control_of",),
