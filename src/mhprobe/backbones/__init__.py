@@ -340,34 +340,15 @@ def attach(
     refuse_no_model("attach", model)
     if learnable is not None:
         one_of("attach", "learnable", learnable, Literal[True, False])
-    gates, kinds = find_gates(model), kinds_of(model, units)
-    if (
-        gates is not None
-        and make is None
-        and gates.layout.kinds == kinds
-        and not gates.missing(model)
-        and gates.form in (None, form_of(backbone_of(model)))
-    ):
+    gates = find_gates(model)
+    kinds = kinds_of(model, units)
+    if gates is not None and make is None and _still_fit(gates, model, kinds):
         if learnable is not None:
             gates.learn(learnable)
         gates.check(model)
         return gates
-    if gates is not None and gates.held:
-        raise UserError(
-            "attach: the gates of this model are masked or fixed by a with block at present; new ones "
-            "would stay so after it. Attach before gates.masked(...), or after the block."
-        )
-    effective = (
-        zip(gates.layout.sites, gates.layout.split(gates.effective()), strict=True) if gates else ()
-    )
-    if changed := [
-        site for site, part in effective if site.kind not in kinds and bool((part != 1).any())
-    ]:
-        raise UserError(
-            f"units: {changed[0].name} has gates that are not 1, and without them the outputs "
-            "would change; name its "
-            f"{changed[0].kind}s, too, or remove them for good first (mhprobe.prune_heads)."
-        )
+    if gates is not None:
+        _refuse_to_replace(gates, kinds)
     backbone = backbone_of(model)
     family, layout = family_of(backbone), layout_of(backbone, kinds)
     _refuse_shared(layout, [submodule(backbone, site) for site in layout.sites])
@@ -377,16 +358,45 @@ def attach(
         new = _made(make or usual, backbone, layout)
     except UserError:
         if gates is not None:
-            put_on(backbone, gates, [family.seam(backbone, of).point for of in gates.layout.sites])
+            put_on(backbone, gates, _points(family, backbone, gates.layout))
         raise
     if gates is not None:
         gates.hand_over(new, learned=make is None)
     if make is None and learnable is not None:
         new.learn(learnable)
     family.prepare(backbone)
-    put_on(backbone, new, [family.seam(backbone, site).point for site in layout.sites])
+    put_on(backbone, new, _points(family, backbone, layout))
     new.check(backbone)
     return new
+
+
+def _points(family: Family, backbone: nn.Module, layout: HeadLayout) -> list[nn.Module]:
+    """The modules in front of which the gates of each site stand."""
+    return [family.seam(backbone, site).point for site in layout.sites]
+
+
+def _still_fit(gates: HeadGates, model: nn.Module, kinds: Collection[Kind]) -> bool:
+    """True if a model's gates are on all units of these kinds, and of the model as it is now."""
+    if gates.layout.kinds != kinds or gates.missing(model):
+        return False
+    return gates.form in (None, form_of(backbone_of(model)))
+
+
+def _refuse_to_replace(gates: HeadGates, kinds: Collection[Kind]) -> None:
+    """UserError for gates that new ones of these kinds cannot replace without a change of the outputs."""
+    if gates.held:
+        raise UserError(
+            "attach: the gates of this model are masked or fixed by a with block at present; new ones "
+            "would stay so after it. Attach before gates.masked(...), or after the block."
+        )
+    parts = gates.layout.split(gates.effective())
+    for site, part in zip(gates.layout.sites, parts, strict=True):
+        if site.kind not in kinds and bool((part != 1).any()):
+            raise UserError(
+                f"units: {site.name} has gates that are not 1, and without them the outputs would "
+                f"change; name its {site.kind}s, too, or remove them for good first "
+                "(mhprobe.prune_heads)."
+            )
 
 
 def _made(make: Callable[..., HeadGates], model: nn.Module, layout: HeadLayout) -> HeadGates:

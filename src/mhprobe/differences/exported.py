@@ -8,7 +8,7 @@ Shapes: B images, T tokens, C channels, R rows (images x windows), H heads, D he
 
 import copy
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -160,16 +160,7 @@ class Onnx:
         """
         names = list(dict.fromkeys(name for place in places for name in _shown(place)))
         session = _session(self.name, _showing(proto, names))
-        kinds = {one.name: one.type for one in session.get_outputs()}
-        self.kind = next(one.type for one in session.get_inputs() if one.name == self.input)
-        if self.kind not in _KINDS:
-            raise UserError(f"diff: {self.name}: expected an input of floats, got {self.kind}.")
-        every = [one.name for one in session.get_outputs()]
-        feeds = {self.input: image.cpu().numpy().astype(_KINDS[self.kind])}
-        if self.most:
-            feeds[self.input] = np.repeat(feeds[self.input], self.most, 0)
-        with refusing(lambda error: f"diff: {self.name} does not run: {first_line(error)[:200]}."):
-            values = dict(zip(every, session.run(every, feeds), strict=True))
+        values = self._values(session, image)
         images = self.most or 1
         fits = [place for place in places if self._fits_some(place, values, images)]
         if len(fits) != len(self.sites):
@@ -179,25 +170,39 @@ class Onnx:
                 f"{len(self.sites)}, so it is unclear which belong together (found: {listed}). "
                 f"{_advice(proto)}"
             )
-        for place, site, stream in zip(
-            fits, self.sites, _by_site(self.sites, reference), strict=True
-        ):
+        streams = _by_site(self.sites, reference)
+        for place, site, stream in zip(fits, self.sites, streams, strict=True):
             self._refuse_misfit(place, site, stream, values, images)
         self.of_sites = fits
         by_block = {site.block: place for place, site in zip(fits, self.sites, strict=True)}
         blocks = [by_block[number] for number in range(len(reference.streams))]
         self.widths = [stream.before.shape[-1] for stream in reference.streams]
-        if any(not place.neurons for place in blocks) and self.mlps:
-            self.mlps = []
-        self.forms = {}
-        for place in blocks:
-            for name in (place.before, place.middle, place.after):
-                self.forms[name] = (values[name].shape[1:], _KINDS.get(kinds[name], np.float32))
+        self._note_forms(blocks, values, session)
         if any(place.fused for place in fits):
             self.notes.append(
                 f"{self.name}: a fused kernel shows no attention; the heads' outputs are compared."
             )
         return blocks, session
+
+    def _note_forms(self, blocks: Sequence[Place], values: Mapping[str, Any], session: Any) -> None:
+        """Keep the form of each tensor of the residual stream; leave out MLPs where a block shows none."""
+        if not all(place.neurons for place in blocks):
+            self.mlps = []
+        kinds = {one.name: _KINDS.get(one.type, np.float32) for one in session.get_outputs()}
+        shown = [name for place in blocks for name in (place.before, place.middle, place.after)]
+        self.forms = {name: (values[name].shape[1:], kinds[name]) for name in shown}
+
+    def _values(self, session: Any, image: Tensor) -> dict[str, Any]:
+        """Return all that a session shows of one image, by name; repeated to the graph's batch."""
+        self.kind = next(one.type for one in session.get_inputs() if one.name == self.input)
+        if self.kind not in _KINDS:
+            raise UserError(f"diff: {self.name}: expected an input of floats, got {self.kind}.")
+        every = [one.name for one in session.get_outputs()]
+        feeds = {self.input: image.cpu().numpy().astype(_KINDS[self.kind])}
+        if self.most:
+            feeds[self.input] = np.repeat(feeds[self.input], self.most, 0)
+        with refusing(lambda error: f"diff: {self.name} does not run: {first_line(error)[:200]}."):
+            return dict(zip(every, session.run(every, feeds), strict=True))
 
     def _turned(self, a: Torch, image: Tensor) -> set[str]:
         """Return the heads' tensors whose tokens come before their images, as A's heads on two images tell."""

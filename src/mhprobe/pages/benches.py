@@ -56,41 +56,48 @@ def over_networks(runs: Mapping[str, Run]) -> Result:
             "compare: the benches tested on different images. Give all the same data and "
             "data.limit_test."
         )
-    done = [
-        [row for row in run.tables[TABLE].dicts() if row["note"] is None]
-        for run in benches.values()
-    ]
-    tables = [
-        {Cell(row["method"], row["budget"], row["seed"]): row for row in rows} for rows in done
-    ]
+    tables = [_cells(run) for run in benches.values()]
     shared = set.intersection(*map(set, tables))
     if not shared:
         raise UserError(
             "compare: the benches share no cell (method, budget, seed). Run the same in each."
         )
-    rows, right = list[dict[str, Any]](), dict[Cell, dict[str, Tensor]]()
+    rows: list[dict[str, Any]] = []
+    right: dict[Cell, dict[str, Tensor]] = {}
     for network, (table, (flags, _)) in enumerate(zip(tables, kept, strict=True)):
         for method, budget in sorted({cell[:2] for cell in shared}):
             cells = [cell for cell in shared if cell[:2] == (method, budget)]
-            columns = {name: [table[cell][name] for cell in cells] for name in table[cells[0]]}
-            numbers = {
-                name: of
-                for name, of in columns.items()
-                if all(isinstance(value, float) for value in of)
-            }
-            stages = [
-                stage for stage in STAGES if all(f"{cell}/{stage}" in flags for cell in cells)
-            ]
-            stacks = {
-                stage: torch.stack([flags[f"{cell}/{stage}"] for cell in cells]) for stage in stages
-            }
             mine = Cell(method, budget, network)
-            rows.append(
-                {name: statistics.fmean(of) for name, of in numbers.items()} | mine._asdict()
-            )
-            right[mine] = {stage: stacked.double().mean(0) for stage, stacked in stacks.items()}
+            rows.append(_means([table[cell] for cell in cells]) | mine._asdict())
+            right[mine] = _shares_right(cells, flags)
     of = Sample(
         words=f"{short(', '.join(benches), 100)}; {Sample(len(next(iter(kept[0][0].values()))), 'test')}"
     )
     about = f"Ranked over {len(benches)} networks, which the table counts as seeds: {', '.join(benches)}."
     return ranked(rows, right, of, set.union(*map(set, tables)) - shared)._replace(about=about)
+
+
+def _cells(run: Run) -> dict[Cell, dict[str, Any]]:
+    """Return the rows of a bench by cell, without those that failed."""
+    rows = [row for row in run.tables[TABLE].dicts() if row["note"] is None]
+    return {Cell(row["method"], row["budget"], row["seed"]): row for row in rows}
+
+
+def _means(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the mean over rows of each column of numbers."""
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    return {
+        name: statistics.fmean(values)
+        for name, values in columns.items()
+        if all(isinstance(value, float) for value in values)
+    }
+
+
+def _shares_right(cells: Sequence[Cell], flags: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return (images,) the share of cells that are right about each image, by stage that all cells have."""
+    stacks = {
+        stage: [flags[f"{cell}/{stage}"] for cell in cells]
+        for stage in STAGES
+        if all(f"{cell}/{stage}" in flags for cell in cells)
+    }
+    return {stage: torch.stack(stacked).double().mean(0) for stage, stacked in stacks.items()}

@@ -26,7 +26,7 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite
 from mhprobe.io.files import write
 from mhprobe.pages.html.kept import ATTENTION, MOST, NETWORK, levels
-from mhprobe.pages.live import Stored, pieces, stored
+from mhprobe.pages.live import Piece, Stored, pieces, stored
 from mhprobe.recording.looks import Query, looks_by_name, visible, who_looks
 from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.state import inspecting
@@ -138,12 +138,7 @@ def keep(
             "live: expected a network that takes images of 3 channels, got one that takes "
             f"{len(spec['mean'])}."
         )
-    pixels = middle(images.cpu(), spec["size"])
-    if tuple(pixels.shape[-2:]) != tuple(spec["size"]):  # rounded, for page and torch alike
-        pixels = interpolate(
-            pixels.float(), size=tuple(spec["size"]), mode="bicubic", antialias=True
-        )
-        pixels = pixels.clamp(0, 255).round().byte()
+    pixels = _pixels(images, tuple(spec["size"]))
     seen = normalise(pixels, spec["size"], spec["mean"], spec["std"])
     weight = next(model.parameters())
     with inspecting(model, gradients=False):
@@ -153,30 +148,9 @@ def keep(
     classes = classes or [
         str(number) for number in range(0 if puts_out_features(model) else logits.shape[-1])
     ]
-    if logits.dim() != 2 or logits.shape[1] != len(classes):
-        raise UserError(
-            "live: expected a network with logits of the classes, got one that gives features."
-        )
-    wrong = ((labels < 0) | (labels >= len(classes))).nonzero()
-    if len(wrong):
-        raise UserError(
-            f"live: labels: expected 0 to {len(classes) - 1}, for the model gives {len(classes)} "
-            f"logits, got {int(labels[int(wrong[0])])} for image {int(wrong[0])}."
-        )
+    _refuse_unfit(logits, labels, len(classes))
     exports, sites = pieces(model, seen[:2]), attach(model).layout.of("head").sites
-    kinds: tuple[Stored, ...] = ("float32", "float16", "int8")
-    for kind in kinds:
-        small = [stored(piece, kind) for piece in exports]
-        if (size := sum(len(piece.onnx) for piece in small)) <= MOST:
-            break
-    else:
-        if not beside:
-            raise UserError(
-                f"live: the network has {size / 1e6:.0f} MB as int8, expected at most "
-                f"{MOST / 1e6:.0f}."
-            )
-        kind = "float16"
-        small = [stored(piece, kind) for piece in exports]
+    kind, small = _small(exports, beside)
     about = {
         "stored": kind,
         "pieces": [[piece.first, piece.heads, piece.sites] for piece in exports],
@@ -198,3 +172,45 @@ def keep(
         "logits": logits.contiguous(),
     }
     return write(folder / NETWORK, save(arrays, {"live": json.dumps(about)}))
+
+
+def _pixels(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """(N, 3, height, width) uint8, the middle of images, in the network's input size."""
+    pixels = middle(images.cpu(), size)
+    if tuple(pixels.shape[-2:]) == size:
+        return pixels
+    # rounded, for page and torch alike
+    pixels = interpolate(pixels.float(), size=size, mode="bicubic", antialias=True)
+    return pixels.clamp(0, 255).round().byte()
+
+
+def _refuse_unfit(logits: Tensor, labels: Tensor, classes: int) -> None:
+    """UserError for a network that gives features, and for a label that is of no class."""
+    if logits.dim() != 2 or logits.shape[1] != classes:
+        raise UserError(
+            "live: expected a network with logits of the classes, got one that gives features."
+        )
+    wrong = ((labels < 0) | (labels >= classes)).nonzero()
+    if len(wrong):
+        raise UserError(
+            f"live: labels: expected 0 to {classes - 1}, for the model gives {classes} logits, got "
+            f"{int(labels[int(wrong[0])])} for image {int(wrong[0])}."
+        )
+
+
+def _small(exports: Sequence[Piece], beside: bool) -> tuple[Stored, list[Piece]]:
+    """The pieces with the finest weights that fit into a page; float16 beside a page.
+
+    UserError where none fits and the page cannot ask.
+    """
+    kinds: tuple[Stored, ...] = ("float32", "float16", "int8")
+    for kind in kinds:
+        small = [stored(piece, kind) for piece in exports]
+        size = sum(len(piece.onnx) for piece in small)
+        if size <= MOST:
+            return kind, small
+    if not beside:
+        raise UserError(
+            f"live: the network has {size / 1e6:.0f} MB as int8, expected at most {MOST / 1e6:.0f}."
+        )
+    return "float16", [stored(piece, "float16") for piece in exports]

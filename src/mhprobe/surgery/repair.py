@@ -15,7 +15,7 @@ output channels.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -58,50 +58,58 @@ def repair(
     Raises UserError for a ``dense`` without gates on units that ``pruned`` has lost: their layers
     would stay as they are.
     """
-    one_of("repair", "per", per, Per)
-    if not fits(ridge, float) or ridge < 0:
-        raise UserError(f"repair: ridge is a number from 0, got {quoted(ridge)}.")
-    if not callable(batches):
-        raise UserError(f"repair: batches is a function, as lambda: loader, got {quoted(batches)}.")
-    dense_layout = layout_of(dense)
-    _refuse_hidden(pruned, dense, dense_layout)
-    left = {site.name: site.num_heads for site in layout_of(pruned, dense_layout.kinds).sites}
-    heads = {site: left.get(site.name, 0) for site in dense_layout.sites}
-    lost = [
-        site
-        for site in heads
-        if heads[site] < site.num_heads and (heads[site] or proj_bias == "keep")
-    ]
+    _refuse_options(per, ridge, batches)
+    layout = layout_of(dense)
+    _refuse_hidden(pruned, dense, layout)
+    heads = _heads_left(pruned, layout)
+    lost = [site for site, left in heads.items() if left or proj_bias == "keep"]
+    if not lost:
+        return
     show = progress("repairing", len(lost), "layers")
     with inspecting(pruned, gradients=False), inspecting(dense, gradients=False), show as done:
         ours = _pieces(pruned)
         theirs = _pieces(dense)
-        streams = (
-            [(len(x), ours.stem(x), theirs.stem(x)) for x in filter(len, batches())] if lost else []
-        )
-        if lost and not streams:
+        streams = [(len(x), ours.stem(x), theirs.stem(x)) for x in filter(len, batches())]
+        if not streams:
             raise UserError("repair: no images to repair with, expected at least one.")
         for number, (mine, whole_block) in enumerate(zip(ours.blocks, theirs.blocks, strict=True)):
             # of a block the attention first, then the MLP behind it
             for site in [site for site in lost if site.block == number or len(ours.blocks) == 1]:
                 projection = family_of(pruned).seam(pruned, site).output
-                moments = Moments.zeros(
-                    1, sum(projection.weight.shape[:2]), projection.weight.device
-                )
-                with _passing(projection, family_of(dense).seam(dense, site).output) as seen:
+                whole_projection = family_of(dense).seam(dense, site).output
+                size = sum(projection.weight.shape[:2])
+                moments = Moments.zeros(1, size, projection.weight.device)
+                with _passing(projection, whole_projection) as seen:
                     for images, x, y in streams:
-                        mine(x), whole_block(y)
-                        moments.add(
-                            torch.cat(
-                                [_rows(site, seen[key], images) for key in ("input", "output")], 1
-                            )
-                        )
+                        mine(x)
+                        whole_block(y)
+                        moments.add(_joined(site, seen, images))
                 if per == "weights" or not heads[site]:
                     _solve_weights(projection, moments, ridge)
                 else:
                     _solve_factors(projection, moments, site.head_dim, ridge)
                 done(1)
             streams = [(images, mine(x), whole_block(y)) for images, x, y in streams]
+
+
+def _refuse_options(per: Per, ridge: float, batches: Any) -> None:
+    one_of("repair", "per", per, Per)
+    if not fits(ridge, float) or ridge < 0:
+        raise UserError(f"repair: ridge is a number from 0, got {quoted(ridge)}.")
+    if not callable(batches):
+        raise UserError(f"repair: batches is a function, as lambda: loader, got {quoted(batches)}.")
+
+
+def _heads_left(pruned: nn.Module, layout: HeadLayout) -> dict[HeadSite, int]:
+    """The number of units that ``pruned`` has left at each site that lost some. layout: of the dense one."""
+    left = {site.name: site.num_heads for site in layout_of(pruned, layout.kinds).sites}
+    numbers = {site: left.get(site.name, 0) for site in layout.sites}
+    return {site: number for site, number in numbers.items() if number < site.num_heads}
+
+
+def _joined(site: HeadSite, seen: Mapping[str, Tensor], images: int) -> Tensor:
+    """The input of the pruned projection beside the output of the whole one, a row for each token."""
+    return torch.cat([_rows(site, seen[key], images) for key in ("input", "output")], 1)
 
 
 def _refuse_hidden(pruned: nn.Module, dense: nn.Module, whole: HeadLayout) -> None:

@@ -5,7 +5,6 @@ split alone.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ import mhprobe.masking
 from mhprobe.errors import UserError, quoted, whole_number
 from mhprobe.heads import FillName, HeadLayout
 from mhprobe.io.code import classes_in
-from mhprobe.masking.base import SHARES, Cost, Evaluate, Limits, Order, Units
+from mhprobe.masking.base import SHARES, Cost, Evaluate, Limits, Order, Path, Units
 from mhprobe.masking.knapsack import refuse_multiple
 from mhprobe.masking.parts.trace import Curve, trace
 from mhprobe.masking.parts.units import (
@@ -120,17 +119,9 @@ def masking_curve(
     for name, value in (("steps", steps), ("step", step)):
         whole_number(name, value, none="all")
     units = spec.limited_units(layout, costs or {})
-    length = min(spec.order.length(units, layout), math.inf if steps is None else steps)
-    if step is not None and step > length:
+    paths = _paths(spec, units, layout, evaluate_select, steps, step)
+    if not paths:
         return []
-    length = int(length) if step is None else step
-    paths = spec.order.paths(units, layout, evaluate_select, length)
-    if units.limits is not None and steps is None and step is None:
-        for path in paths:
-            check_reached(units, path.masks()[-1], f"curve {spec.name}")
-    if step is not None and any(len(path.names) < step for path in paths):
-        return []
-
     chosen_on = (splits.chosen_on or splits.selection) if spec.order.searches else None
     apart = splits.selection != splits.report
     fitted = spec.fill != "zero" and not apart  # the fill was found on the images that score it
@@ -152,3 +143,27 @@ def masking_curve(
         )
         for split, evaluate in scored
     ]
+
+
+def _paths(
+    spec: CurveSpec,
+    units: Units,
+    layout: HeadLayout,
+    evaluate: Evaluate,
+    steps: int | None,
+    step: int | None,
+) -> list[Path]:
+    """The paths of a curve, of at most ``steps``, or up to ``step``; none where one does not reach it."""
+    longest = spec.order.length(units, layout)
+    if steps is not None:
+        longest = min(longest, steps)
+    if step is None:
+        paths = spec.order.paths(units, layout, evaluate, longest)
+        if units.limits is not None and steps is None:
+            for path in paths:
+                check_reached(units, path.masks()[-1], f"curve {spec.name}")
+        return paths
+    if step > longest:
+        return []
+    paths = spec.order.paths(units, layout, evaluate, step)
+    return [] if any(len(path.names) < step for path in paths) else paths
