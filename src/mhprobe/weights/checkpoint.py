@@ -40,6 +40,7 @@ from mhprobe.io.files import replacing, unreadable, write_all
 from mhprobe.io.ordinary import read_json
 from mhprobe.weights.description import SWITCHES, check_setting, checked, digest, for_timm
 from mhprobe.weights.foreign import in_float32
+from mhprobe.weights.reading import other_kind
 
 # the parts of a description that belong to the model, not to the file it came in
 DESCRIBES = ("backbone", "class_names", "data", "timm", "kept", "proj_bias", "chosen_by")
@@ -268,7 +269,7 @@ def read_description(path: Path) -> dict[str, Any]:
     """
     if path.suffix == ".ckpt":
         return _from_checkpoint(path)[1]
-    path = path.with_suffix(".json")
+    file, path = path, path.with_suffix(".json")
     try:
         description = read_json(path, "weights")
     except UserError:
@@ -277,6 +278,8 @@ def read_description(path: Path) -> dict[str, Any]:
         there = path.exists()
         if not there and (others := folder_of_others(path.parent)):
             raise UserError(f"weights: {others}") from error
+        if not there and file.is_file() and (kind := other_kind(file)):
+            raise UserError(f"weights: {file} is {kind}.") from error
         other = "" if there else f" {_of_others(path.parent, f'{path.with_suffix(str())}.*')}"
         raise UserError(
             f"weights: {path} is missing or damaged; the model needs it.{other}"

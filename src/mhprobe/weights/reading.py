@@ -74,7 +74,7 @@ def read_content(path: Path, where: str) -> Any:
         raise UserError(f"{where}: {wrong}")
     if path.name.endswith(INDEX):
         return _shards(path, where)
-    if kind := _other_kind(path):
+    if kind := other_kind(path):
         raise UserError(f"{where}: {path} is {kind}.")
     if path.suffix == ".safetensors":
         return _safetensors(path, where)
@@ -117,8 +117,8 @@ def _shards(path: Path, where: str) -> dict[str, Tensor]:
     return tensors
 
 
-def _other_kind(path: Path) -> str:
-    """Words on a file that holds no weights of PyTorch; "" for one that may."""
+def other_kind(path: Path) -> str:
+    """Return words on a file that holds no weights of PyTorch; "" for one that may."""
     with path.open("rb") as file:
         begin = file.read(64).lstrip().lower()
     for start, kind in _STARTS:
@@ -126,7 +126,14 @@ def _other_kind(path: Path) -> str:
             return kind
     if path.suffix.lower() in _SUFFIXES:
         return _SUFFIXES[path.suffix.lower()]
-    return _kind_of_zip(path) if begin.startswith(b"pk") else ""
+    if begin.startswith(b"pk"):
+        return _kind_of_zip(path)
+    words = begin.decode("ascii", errors="replace")
+    return "a text, and no weights" if words and all(map(_in_texts, words)) else ""
+
+
+def _in_texts(letter: str) -> bool:
+    return letter.isspace() or (letter.isascii() and letter.isprintable())
 
 
 def _kind_of_zip(path: Path) -> str:

@@ -334,7 +334,7 @@ def test_a_typed_setting_that_a_checkpoint_has_otherwise_is_refused_as_that_of_a
     ):
         cli.refuse_unread(cfg, ["backbone.depth=4"])
     cli.refuse_unread(cfg, ["backbone.img_size=8"])
-    (tmp_path / "other.pth").write_bytes(b"of another training")
+    (tmp_path / "other.pth").write_bytes(b"\x80of another training")
     with pytest.raises(
         UserError, match=r"other.json is missing or damaged.*give the backbone a name"
     ):

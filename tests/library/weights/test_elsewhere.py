@@ -48,7 +48,7 @@ CONFIGS = {
 @pytest.mark.parametrize("library", CONFIGS)
 def test_weights_in_a_folder_of_another_library_are_called_what_they_are(library, tmp_path):
     config, says = CONFIGS[library]
-    (tmp_path / "model.safetensors").write_bytes(b"tensors")
+    (tmp_path / "model.safetensors").write_bytes(b"\x00tensors")
     if config is not None:
         (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=says):
@@ -57,7 +57,7 @@ def test_weights_in_a_folder_of_another_library_are_called_what_they_are(library
 
 def test_a_folder_of_timm_without_our_names_says_how_it_is_given(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_tiny_patch16_224"}))
-    (tmp_path / "pytorch_model.bin").write_bytes(b"tensors")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x00tensors")
     with pytest.raises(UserError, match=r"is a model of timm: give the backbone name=local-dir:"):
         find_weights(tmp_path)
 

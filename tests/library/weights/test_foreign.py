@@ -144,10 +144,10 @@ def test_what_does_not_fit_is_listed_in_one_line(tmp_path):
     refused(path, "holds a list")
     torch.save({"state_dict": state, "extra": Evil()}, path)
     refused(path, "could run code")
-    path.write_bytes(b"no weights")
+    path.write_bytes(b"\x80no weights")
     refused(path, "is refused", "damaged")
     path = path.with_suffix(".safetensors")
-    path.write_bytes(b"no weights")
+    path.write_bytes(b"\x80no weights")
     refused(path, "not a whole safetensors file")
 
 
@@ -704,3 +704,13 @@ def test_adapters_beside_the_weights_are_refused_with_how_to_merge_them(tmp_path
     path, state = tmp_path / "w.pth", tiny_vit(seed=7).state_dict()
     torch.save({**state, "blocks.0.attn.qkv.lora_A.weight": torch.ones(4, 24)}, path)
     refused(path, "adapters (LoRA)", "merge_and_unload")
+
+
+@pytest.mark.parametrize("suffix", [".md", ".txt", ".safetensors", ".pth"])
+def test_a_text_is_called_one_and_not_weights_that_lack_their_description(tmp_path, suffix):
+    path = tmp_path / f"notes{suffix}"
+    path.write_text("# What I did on Monday\n\nI trained a network.\n")
+    with pytest.raises(mhprobe.UserError, match=f"notes{suffix} is a text, and no weights"):
+        mhprobe.load(path)
+    with pytest.raises(mhprobe.UserError, match=f"notes{suffix} is a text, and no weights"):
+        mhprobe.load(path, name="vit_tiny_patch16_224", **SIZES)
