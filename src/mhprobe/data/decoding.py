@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mhprobe.errors import UserError, quoted
+from mhprobe.io.written import counted
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
@@ -450,7 +451,7 @@ def _form_of(tags: Any) -> tuple[int, int, str]:
 
 
 def _in_words(bits: int, channels: int, called: str) -> str:
-    return f"{channels} channel{'s' * (channels > 1)} of {called} of {bits} bits"
+    return f"{counted(channels, 'channel')} of {called} of {bits} bits"
 
 
 def _misread(tags: Any) -> str:

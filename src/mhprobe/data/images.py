@@ -363,7 +363,7 @@ def decode_all(
         pool.shutdown(cancel_futures=True)
     if faults and left_out is None:
         first, *others = sorted(faults)
-        named = f"{', '.join(others[:4])}{', ...' * (len(others) > 4)}"
+        named = ", ".join([*others[:4], *(["..."] if len(others) > 4 else [])])
         more = (
             f" {len(others)} more of {len(wanted)} images cannot be read either: {named}"
             if others

@@ -186,7 +186,8 @@ class Paired(Weights):
     def broken(self) -> str:
         for what, part in (("queries", self.query), ("keys", self.key)):
             if not part.isfinite().all():
-                half = ", float16's largest number is 65,504" * (part.dtype == torch.float16)
+                narrow = part.dtype == torch.float16
+                half = ", float16's largest number is 65,504" if narrow else ""
                 return f"Its {what} are NaN or infinite before the softmax{half}."
         if self.mask is not None:
             mask = self.mask[:1] if self.shared else self.mask

@@ -284,10 +284,8 @@ class HeadLayout:
     def counted(self) -> str:
         """Numbers of heads and neurons in words, e.g. "72 heads and 18432 neurons"."""
         counts = {kind: self.of(kind).num_heads for kind in KINDS if kind in self.kinds}
-        return (
-            " and ".join(f"{count} {kind}{'s' * (count != 1)}" for kind, count in counts.items())
-            or "0 heads"
-        )
+        named = [f"{count} {kind if count == 1 else f'{kind}s'}" for kind, count in counts.items()]
+        return " and ".join(named) or "0 heads"
 
     def of(self, kind: Kind) -> "HeadLayout":
         """Return the layout of the units of one kind.

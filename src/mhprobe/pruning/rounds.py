@@ -154,8 +154,10 @@ class Selection:
     @property
     def name(self) -> str:
         """The images that choose: "split:digest", or "split:digest:number:seed" for some of a split."""
-        some = len(self.chosen) < self.data.sizes[self.split]
-        return f"{self.split}:{self.digest}" + f":{len(self.chosen)}:{self.seed}" * some
+        name = f"{self.split}:{self.digest}"
+        if len(self.chosen) < self.data.sizes[self.split]:
+            name += f":{len(self.chosen)}:{self.seed}"
+        return name
 
     def __call__(self, positions: Tensor | None = None) -> Iterator[Batch]:
         return self.shown.batches(self.split, self.device, positions)

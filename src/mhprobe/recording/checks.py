@@ -13,6 +13,7 @@ from mhprobe.data.labels import form_of, said_of
 from mhprobe.errors import UserError
 from mhprobe.heads import Ablation, HeadLayout, Need, Patching, Relevance, Shown, Weights
 from mhprobe.io.machine import free_memory
+from mhprobe.io.written import counted
 
 # by need: copies of an image's attention weights, and of its tokens in each block, that stand
 # beside each other
@@ -348,9 +349,9 @@ def _check_memory(layout: HeadLayout, needs: Collection[Need], images: Tensor) -
     )
     fewer = f"Record at most {free // one:.0f} at a time, or build" if free >= one else "Build"
     raise UserError(
-        f"record: expected {count * one / 2**30:.2f} GiB of free memory or more, for {count} "
-        f"image{'s' * (count > 1)} "
-        f"of {height} x {images.shape[-1]} pixels, got {free / 2**30:.2f}. {fewer} the network for "
-        f"smaller images: one of img_size={height * max(fits, default=1) // grid} takes at most "
+        f"record: expected {count * one / 2**30:.2f} GiB of free memory or more, for "
+        f"{counted(count, 'image')} of {height} x {images.shape[-1]} pixels, got "
+        f"{free / 2**30:.2f}. {fewer} the network for smaller images: one of "
+        f"img_size={height * max(fits, default=1) // grid} takes at most "
         "half of that."
     )

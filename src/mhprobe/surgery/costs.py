@@ -32,6 +32,7 @@ from mhprobe.errors import UserError, fits, quoted
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
 from mhprobe.io.machine import processor
+from mhprobe.io.written import counted
 from mhprobe.masking.base import Cost
 from mhprobe.recording.record import Counter
 from mhprobe.surgery.memory import memory_cost
@@ -335,4 +336,4 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
-    return f"{processor()}, {threads} thread{'s' * (threads > 1)}"
+    return f"{processor()}, {counted(threads, 'thread')}"

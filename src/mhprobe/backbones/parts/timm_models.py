@@ -268,7 +268,8 @@ def colours_read(
     several = len(mean) > 3 and len({*mean}) == len({*std}) == 1
     parts = [of[:1] if several else of for of in (mean, std)]
     taken = " and ".join(f"({', '.join(f'{one:.4g}' for one in of)})" for of in parts)
-    taken += f" for each of {len(mean)} channels" * several
+    if several:
+        taken += f" for each of {len(mean)} channels"
     return Reading(COLOURS, taken, source, guess, "mean and std")
 
 

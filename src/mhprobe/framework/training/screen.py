@@ -9,6 +9,7 @@ import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
 
 from mhprobe.io.progress import best, progress, stage
+from mhprobe.io.written import counted
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class ShowsTraining(ProgressBar):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         epochs = trainer.max_epochs or 0
         if self.shown:
-            stage(f"training {epochs} epoch{'s' * (epochs != 1)}")
+            stage(f"training {counted(epochs, 'epoch')}")
         total = int(self.total_train_batches) * epochs
         self._training = self._bars.enter_context(
             progress("training", total, "batches", self.shown)

@@ -134,10 +134,8 @@ def check(**options: float) -> None:
         if name in LEAST:
             whole_number(name, value, LEAST[name])
         elif not 0 < value < (1 if name == "threshold" else math.inf):
-            raise UserError(
-                f"{name}: expected a number above 0{' and below 1' * (name == 'threshold')}, got "
-                f"{value}."
-            )
+            below = " and below 1" if name == "threshold" else ""
+            raise UserError(f"{name}: expected a number above 0{below}, got {value}.")
 
 
 def causal_gates(

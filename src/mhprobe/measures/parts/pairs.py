@@ -156,7 +156,7 @@ class Similarity(Measure):
             level = "what is unrelated reaches the level in column null"
             if images == 1:
                 level = "column null is empty, since it compares different images"
-            few = f"only {images} image{'s' * (images != 1)} for {max(widths)} channels"
+            few = f"only {images} {'image' if images == 1 else 'images'} for {max(widths)} channels"
             rank_zero_warn(f"{self.name}: {few}: {level}. Use more images.", FewImages)
 
     def update(self, batch: HeadBatch) -> None:

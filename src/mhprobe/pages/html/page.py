@@ -217,7 +217,7 @@ def _inputs(plain: Any) -> list[tuple[str, str]]:
     return [
         (
             short(f"{str(reading.what)[:1].upper()}{str(reading.what)[1:]}", 40),
-            short(f"{reading.taken}, {reading.source}{' (a guess)' * bool(reading.guess)}", 600),
+            short(f"{reading.taken}, {reading.source}{' (a guess)' if reading.guess else ''}", 600),
         )
         for reading in restored(plain if isinstance(plain, list) else ())
     ]

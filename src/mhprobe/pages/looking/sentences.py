@@ -580,7 +580,8 @@ def _decimals_of(written: str, number: float) -> str:
 
 def head_name(layout: HeadLayout, head: int) -> str:
     """Write e.g. ``block 3 head 5``, with the stage if there are several."""
-    return f"stage {list(layout)[head][2].stage} " * (layout.num_stages > 1) + layout.name_of(head)
+    name = layout.name_of(head)
+    return f"stage {list(layout)[head][2].stage} {name}" if layout.num_stages > 1 else name
 
 
 def share_of(heads: Sequence[int], layout: HeadLayout) -> str:

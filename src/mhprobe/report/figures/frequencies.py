@@ -195,5 +195,6 @@ def phase(rows: Sequence[Mapping[str, Any]], differ: Sequence[bool], chance: flo
                 va="bottom",
             )
         axes.set_xlabel("frequency (units of π)")
-        style.legend_beside(axes, star="the two differ\n(p < .05, Holm)" * any(differ))
+        star = "the two differ\n(p < .05, Holm)" if any(differ) else ""
+        style.legend_beside(axes, star=star)
     return figure

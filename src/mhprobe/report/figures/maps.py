@@ -226,9 +226,8 @@ def fft_images(
                 if row == 0:
                     axes.set_title(f"block {blocks[number]}", pad=3)
                 if column == 0:
-                    style.name_beside(
-                        axes, ROWS[row] + f"\n(red: more; within\n{widest:.2g} nats)" * (row == 4)
-                    )
+                    scale = f"\n(red: more; within\n{widest:.2g} nats)" if row == 4 else ""
+                    style.name_beside(axes, ROWS[row] + scale)
     return figure
 
 

@@ -123,7 +123,7 @@ def voita(
             style.level(axes, 100 * chance, "chance", ":")
         axes.set_xticks(
             range(len(points)),
-            [f"{point[0]}" + " (all)" * (i == 0) for i, point in enumerate(points)],
+            [f"{point[0]}" if i else f"{point[0]} (all)" for i, point in enumerate(points)],
         )
         for x in (x for x, on in enumerate(sure) if on):
             axes.annotate(
@@ -138,7 +138,8 @@ def voita(
             xlabel="heads kept",
             ylabel="test accuracy (%), 95 % interval",
         )
-        style.legend_beside(axes, star="the two differ, p < .05\n(McNemar, Holm)" * any(sure))
+        star = "the two differ, p < .05\n(McNemar, Holm)" if any(sure) else ""
+        style.legend_beside(axes, star=star)
     return figure
 
 

@@ -550,7 +550,8 @@ def even_groups(layout: HeadLayout) -> list[list[int]]:
 
 
 def site_title(layout: HeadLayout, i: int) -> str:
-    return f"stage {layout.sites[i].stage}, " * (layout.num_stages > 1) + layout.site_names[i]
+    name = layout.site_names[i]
+    return f"stage {layout.sites[i].stage}, {name}" if layout.num_stages > 1 else name
 
 
 def wrapped(text: str, inches: float) -> str:

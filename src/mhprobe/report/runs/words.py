@@ -278,13 +278,13 @@ def steps(run: Run) -> list[dict[str, Any]]:
 def at_step(row: Mapping[str, Any], heads: int = 0) -> str:
     """Return a row of ``steps`` as a sentence. heads: of the network, 0 for unknown."""
     off = f"{row['heads_masked']:g}"
-    many = f"{off} of {heads} heads" if heads else f"{off} head{'s' * (off != '1')}"
+    many = f"{off} of {heads} heads" if heads else f"{off} {'head' if off == '1' else 'heads'}"
     if not row["step"]:
         return (
             f"Step 0, no head off: test {row['of']} is {percent(row['accuracy'])}, as it is whole."
         )
     score = f"test {row['of']} is {interval(row)}"
-    orders = ", mean over random orders" * row["mean"]
+    orders = ", mean over random orders" if row["mean"] else ""
     text = f"Step {row['step']} of {row['curve']}, {many} off{orders}: {score}"
     if None not in (row["difference"], row["difference_low"], row["difference_high"]):
         lower = row["difference"] <= 0
@@ -653,8 +653,8 @@ def _maps(run: Run) -> list[str]:
         text.append(
             f"{kind}: deletion {down:.2f} (random orders {down_by_chance:.2f}; lower is better), "
             f"insertion {up:.2f} "
-            f"(random orders {up_by_chance:.2f}; higher is better), mean over {len(of)} "
-            f"map{'s' * (len(of) != 1)}."
+            f"(random orders {up_by_chance:.2f}; higher is better), mean over "
+            f"{counted(len(of), 'map')}."
         )
     return text
 
