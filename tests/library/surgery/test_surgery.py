@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 from pathlib import Path
@@ -37,7 +38,10 @@ from models import (
 from oracles import surgery as oracle
 
 CONF = Path(__file__).parents[3] / "conf"
-MODELS = {name: build() for name, build in BUILDERS.items()}
+MODELS = {}
+for name, build in BUILDERS.items():
+    with contextlib.suppress(pytest.skip.Exception):  # an older timm has not all of them
+        MODELS[name] = build()
 # two sites of two heads stay whole, one window covers the grid of the second stage: no shift there
 MODELS["swin_one_window"] = tiny_swin(img_size=16, window_size=4, num_heads=(3, 6))
 torch.manual_seed(0)
