@@ -412,7 +412,7 @@ def test_what_is_no_batch_no_measure_or_no_model_is_said_in_a_line():
         (lambda: look([(["a.png"] * 4, labels)], gates), r"got a tuple of 2: list of str, \(4,\)"),
         (
             lambda: look([(images, ["cat"] * 4)], gates),
-            r"got a tuple of 2: \(4, 3, 16, 16\), list of str",
+            r"labels: expected one class per image as int64, got texts, e.g. 'cat'",
         ),
         (
             lambda: look([{"image": [images[0], images[1, :, 1:]]}], gates),
@@ -420,7 +420,7 @@ def test_what_is_no_batch_no_measure_or_no_model_is_said_in_a_line():
         ),
         (
             lambda: look([{"image": images, "label": ["cat"] * 4}], gates),
-            r"'label' \(list of str\)",
+            r"got texts, e.g. 'cat'. .*names.index\(name\) for name in item\['label'\]",
         ),
         (lambda: look(good, "svcca"), "measures: expected a list, .* got 'svcca'; put"),
         (lambda: look(good, gates[0]), "expected a list, .* got GateImportance; put"),

@@ -12,6 +12,7 @@ from mhprobe.errors import UserError, quoted, short
 
 # in dicts of Hugging Face's datasets, and of WebDataset, which names parts by the endings of files
 IMAGES = ("images", "image", "pixel_values", "img", "input_ids", "jpg", "jpeg", "png", "webp", "x")
+OF_FILES = ("path", "file", "url")  # in keys of texts that say where an image is from
 LABELS = ("labels", "label", "targets", "target", "cls", "y")
 Split = Callable[[Any], tuple[Tensor, Tensor | None]]
 
@@ -163,6 +164,8 @@ def _names_of_classes(key: Any, part: Any, images: int) -> bool:
     """True for texts that may be classes: one per image, of which some are alike, and none is a path."""
     texts = part.tolist() if isinstance(part, np.ndarray) and part.dtype.kind in "US" else part
     if not isinstance(texts, tuple | list) or len(texts) != images or str(key).startswith("__"):
+        return False
+    if any(word in str(key).lower() for word in OF_FILES):
         return False
     if not all(isinstance(text, str) and "/" not in text for text in texts):
         return False
