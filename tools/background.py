@@ -22,7 +22,7 @@ from mhprobe.io.files import write
 from mhprobe.maps.attention import attention
 from mhprobe.pages.looking.network import Network, chosen
 from mhprobe.report.figures import style
-from mhprobe.report.runs.facts import commit
+from mhprobe.report.runs.facts import made_by
 
 ROOT = Path(__file__).resolve().parents[1]
 WEIGHTS = ROOT / "weights" / "cifar10_vit_dinov2.safetensors"
@@ -99,7 +99,7 @@ def rows(network: Network, shares: Shares) -> str:
 def drawn(network: Network, shares: Shares) -> bytes:
     """Return the figure as a PNG: the photograph, the extreme heads, and the shares by block."""
     most, least = int(shares.trained.argmax()), int(shares.trained.argmin())
-    names = [head_name(network, at) for at in (most, least)]
+    names = [network.layout.name_of(at) for at in (most, least)]
     with style.canvas((7.4, 2.1)) as figure:
         style.show_picture(style.place(figure, 0, 0.4, 1.3, 1.3), shares.photo)
         for left, at, name in zip((1.45, 2.9), (most, least), names, strict=True):
@@ -124,18 +124,10 @@ def drawn(network: Network, shares: Shares) -> bytes:
         axes.set_ylabel("attention on petals (%)")
         style.whole_ticks(axes.xaxis)
         style.legend_above(axes)
-        origin = {"command": "python tools/background.py"}
-        if of := commit():
-            origin["commit"] = of
+        origin = made_by("python tools/background.py")
         with tempfile.TemporaryDirectory() as folder:
             picture, _ = style.save(figure, Path(folder, FIGURE.stem), origin=origin)
             return picture.read_bytes()
-
-
-def head_name(network: Network, at: int) -> str:
-    """Return the name of a head by its flat index."""
-    site, head, _ = list(network.layout)[at]
-    return f"block {network.layout.sites[site].block} head {head}"
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from benchmarks.diff.networks import NOISE
 from mhprobe.io.files import write
 from mhprobe.report.figures import style
-from mhprobe.report.runs.facts import commit
+from mhprobe.report.runs.facts import made_by
 from mhprobe.stats.intervals import bootstrap
 from mhprobe.stats.significance import wilson
 
@@ -95,9 +95,7 @@ def draw(docs: Path) -> Path:
     """Write figures/diff_levels.png of docs from the table there, and return its path."""
     with (docs / TABLE).open(newline="") as lines:
         rows = [row for row in csv.DictReader(lines) if row["what"] == "planted head"]
-    origin = {"command": "python -m benchmarks.diff"}
-    if of := commit():
-        origin["commit"] = of
+    origin = made_by("python -m benchmarks.diff")
     with tempfile.TemporaryDirectory() as folder:
         picture, _ = style.save(sensitivity(rows), Path(folder, FIGURE.stem), origin=origin)
         return write(docs / FIGURE, picture.read_bytes())

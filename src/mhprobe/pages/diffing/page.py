@@ -138,7 +138,7 @@ def compared(
         reference,
         limit,
     )
-    values = importance(ours, theirs, pairs, batches, read.labels is not None)
+    values = importance(ours, theirs, pairs, batches, found.labels)
     if ablation:
         values |= ablated(ours, theirs, pairs, batches, found, show_progress)
     result = Diff(

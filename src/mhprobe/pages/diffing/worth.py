@@ -15,19 +15,20 @@ from mhprobe.differences.errors import Pairs
 from mhprobe.differences.sides import Side, Torch
 from mhprobe.errors import UserError
 from mhprobe.measures import AblationDelta, GateImportance
-from mhprobe.report.values import Found
 
 SIZE = 4  # images at a time
 ABLATED = {"": "value", "_low": "low", "_high": "high"}  # endings of columns, and of the measure's
 
 
 def importance(
-    a: Torch, b: Side, pairs: Pairs, batches: Batches, labelled: bool
+    a: Torch, b: Side, pairs: Pairs, batches: Batches, labels: Tensor | None
 ) -> dict[str, Tensor]:
-    """Return (A,) importance of each head in both networks, by its slope; nothing without slopes."""
+    """Return (A,) importance of each head in both networks, by its slope; nothing without slopes.
+
+    labels: (N,) of the photographs, if they have some.
+    """
     if not isinstance(b, Torch):
         return {}
-    labels = _given(batches) if labelled else None
     try:
         found = [
             measure(side.model, _images(side, at, batches, labels), [GateImportance])
@@ -71,21 +72,10 @@ def ablation(
     ]
     columns: dict[str, Tensor] = {}
     for ending, name in ABLATED.items():
-        values = [_column(one, name) for one in both]
+        values = [one["ablation_delta"].columns[name] for one in both]
         told = _of_both("ablation", values, a, b, pairs)
         columns |= {f"{key}{ending}": value for key, value in told.items()}
     return columns
-
-
-def _column(found: Found, name: str) -> Tensor:
-    values = found["ablation_delta"]
-    return values if name == "value" else values.columns[name]
-
-
-def _given(batches: Batches) -> Tensor:
-    """Return (N,) labels of the photographs."""
-    labels = [batch.labels for batch in batches(SIZE)]
-    return torch.cat([of for of in labels if of is not None])
 
 
 def _images(side: Torch, at: int, batches: Batches, labels: Tensor | None) -> Sequence[Any]:

@@ -73,19 +73,20 @@ def command(task: str, folder: Path) -> str:
 
 def origin(task: str, folder: Path) -> dict[str, str]:
     """Return version, commit and command for a figure's metadata, with paths cut to their names."""
-    return _made_by(re.sub(r"=/\S*/(?=\S)", "=", command(task, Path(folder))))
+    return made_by(re.sub(r"=/\S*/(?=\S)", "=", command(task, Path(folder))))
 
 
 def origin_of_script(module: str) -> dict[str, str]:
     """Return ``origin`` for a command without a configuration."""
-    return _made_by(
+    return made_by(
         shlex.join(
             ["python", "-m", f"mhprobe.{module}", *(Path(word).name for word in sys.argv[1:])]
         )
     )
 
 
-def _made_by(line: str) -> dict[str, str]:
+def made_by(line: str) -> dict[str, str]:
+    """Return what made a file, for its metadata: the version, the commit, and the command ``line``."""
     return {"version": __version__, "commit": commit() or "not recorded", "command": line}
 
 
