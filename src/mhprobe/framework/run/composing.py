@@ -171,7 +171,9 @@ def _subject(*, _root_: DictConfig) -> str:
     if not isinstance(weights, str) or weights == "random":
         return str(_root_.backbone.name)
     path = Path(weights).expanduser()
-    made = _description(weights).get("made") if path.is_dir() or _written_by_run(path) else None
+    described = path.is_dir() or (_written_by_run(path) and path.suffix != ".ckpt")
+    # a checkpoint is large, and does not say who made it
+    made = _description(weights).get("made") if described else None
     name = made.get("name") if isinstance(made, dict) else None
     if isinstance(name, str) and Path(name).name == name:
         return name
