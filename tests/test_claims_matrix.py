@@ -132,7 +132,7 @@ def test_what_no_network_decides_stands_apart_with_what_would_decide_it(tool):
         ("digits_vit.untrained", r"\+experiment=digits_vit weights=random"),
         (
             "cifar10_vit_dinov2.before",
-            r"\+experiment=\S+ weights=random backbone.checkpoint=before ",
+            r"\+experiment=\S+ weights=null backbone.checkpoint=before ",
         ),
     ],
 )

@@ -135,7 +135,7 @@ def network(name: str, options: Sequence[str]) -> list[str]:
             raise UserError(f"{name}: BEFORE names no file, expected the pretrained one.")
         return [
             f"+experiment={experiment}",
-            "weights=random",
+            "weights=null",
             f"backbone.checkpoint={file}",
             "backbone.num_classes=0",
         ]

@@ -78,6 +78,8 @@ def known(command: str, overrides: Sequence[str]) -> list[str]:
     own = sections.sections(command)
     tuned = any(re.match(r"prune\.tune_epochs=[1-9]", part) for part in overrides)
     dropped = () if command in TRAINS or tuned else OF_TRAINING
+    if "prune" in own:
+        dropped = (*dropped, "trainer.max_epochs=2")
     if "prune" in own and not tuned:
         dropped = (*dropped, "trainer.precision=32-true")
     return [

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
+import inspect
 
+import lightning as L
 import pytest
 from omegaconf import OmegaConf
 
@@ -31,7 +33,9 @@ NOTHING = {  # (command, what the configuration is made of) -> options that do n
         *("gates.lr=7.0", "gates.keep=2", "gates.threshold=.4", "gates.frozen=weights"),
         *("gates.relaxation.learnable=true", "data.limit_calibration=3"),
     ),
-    ("prune", (*ORDERED, "prune/order=random")): ("prune.images=9", "prune.precision=bf16-mixed"),
+    ("prune", (*ORDERED, "prune/order=random")): (
+        *("prune.images=9", "prune.precision=bf16-mixed", "prune.order.repeats=3"),
+    ),
     ("prune", (*ORDERED, "prune/order=magnitude")): ("prune.images=9",),
     ("prune", (*ORDERED, "prune/order=tp_magnitude")): ("prune.select_on=validation",),
     ("prune", (*ORDERED, "prune/order=by_table", "prune.order.table=a.csv")): ("prune.images=9",),
@@ -39,21 +43,71 @@ NOTHING = {  # (command, what the configuration is made of) -> options that do n
         "prune.precision=bf16-mixed",
     ),
     ("prunebench", BENCH): ("optim.lr=2e-3", "trainer.max_epochs=3", "prune.random_draws=2"),
+    ("prunebench", (*BENCH, "methods=[random,magnitude]", "prune.repair.per=none")): (
+        *("prune.images=9", "prune.select_on=validation", "method.random.seed=3"),
+        "method.random.repeats=3",
+    ),
     ("prunebench", (*BENCH, "prune.speed=false")): ("prune.onnx=true", "prune.speed_rounds=3"),
     ("probe", ("weights=random",)): (
         *("trainer.max_epochs=3", "data.batch_size=32", "data.augment.flip=true", "gates.lr=7.0"),
         *("gates.frozen=weights", "gates.keep=2", "data.limit_calibration=3"),
+        *("backbone.drop_path_rate=.1", "backbone.patch_drop_rate=.1", "gates=learnable"),
+        *("trainer.log_every_n_steps=1", "+trainer.max_steps=3", "data.root=conf"),
     ),
-    ("mask", ("weights=random",)): ("trainer.max_epochs=3", "gates.threshold=.4"),
-    ("mask", ("weights=random", *RANDOM)): ("search=exact",),
+    ("probe", ("weights=random", "measure=[]")): (
+        *("probe.control=random_init", "probe.top_k=3", "probe.target=label"),
+        "+data@probe.also_on=scenes",
+    ),
+    ("probe", ("weights=random", "measure=[entropy]")): ("probe.target=label",),
+    ("probe", ("weights=random", "+data@probe.also_on=cifar10_corrupted")): (
+        "probe.also_on.root=conf",
+    ),
+    ("probe", ("backbone.checkpoint=a.pt",)): ("weights=random",),
+    ("mask", ("backbone.pretrained=true",)): ("weights=random",),
+    ("mask", ("weights=random",)): (
+        *("trainer.max_epochs=3", "gates.threshold=.4", "search.single.best=3"),
+        "search.single.then.batch=10",
+    ),
+    ("mask", ("weights=random", "masking=single_heads")): ("search.several.least=8",),
+    ("mask", ("weights=random", *RANDOM)): (
+        *("masking.select_on=test", "+masking/join=redundant_or_inert"),
+    ),
+    ("mask", ("weights=random", "masking.step=1")): ("+masking/join=redundant_or_inert",),
+    ("mask", ("weights=random", *RANDOM, "+masking.curves.random.fill=mean")): (
+        "masking.fill=resample",
+    ),
+    ("mask", ("weights=random", *RANDOM, "seed=1")): ("search=exact",),
     ("train", ("masking=none",)): (
         *("masking.fill=mean", "masking.step=1", "masking.steps=3", "masking.select_on=test"),
-        "search=exact",
+        *("search=exact", "score=kl"),
     ),
-    ("maps", ("weights=random",)): ("trainer.gradient_clip_val=.5", "gates.lr=7.0"),
-    ("claims", ("weights=random", "control=null")): ("evidence.control_of=7",),
+    ("train", ("measure=[]",)): ("probe.every_n_epochs=1", "probe.every_n_steps=2"),
+    ("train", ("gates=learnable", "gates.frozen=weights")): (
+        *("optim.lr=.1", "optim.weight_decay=.1", "optim.layer_decay=.5"),
+    ),
+    ("train", ("gates=learnable", "gates.keep=2")): ("gates.threshold=.4",),
+    ("train", ("data=cifar10", "data.root=conf")): ("data.source.download_dir=conf",),
+    ("maps", ("weights=random",)): (
+        *("trainer.gradient_clip_val=.5", "gates.lr=7.0", "trainer.precision=bf16-mixed"),
+    ),
+    ("maps", ("weights=random", "maps.attention.heads=[1/2]")): ("maps.attention.blocks=[0]",),
+    ("claims", ("weights=random", "control=null")): (
+        *("evidence.control_of=7", "evidence.masking.steps=2", "evidence.masking.step=2"),
+        *(
+            "evidence.masking.select_on=test",
+            "+masking/join@evidence.masking.join=redundant_or_inert",
+        ),
+    ),
+    ("claims", ("weights=random", "+data@evidence.second=cifar10_corrupted")): (
+        "evidence.second.root=conf",
+    ),
+    ("studies.voita", ("weights=random",)): (
+        *("gates.keep=2", "gates.threshold=.4", "gates.penalty.heads=2"),
+    ),
+    ("prune", (*LISTED, "prune.tune_epochs=1")): ("trainer.max_epochs=3",),
     ("studies.causal", ("weights=random",)): ("gates.lr=7.0", "gates.threshold=.4"),
     ("train", ()): (
+        *("data.augment.magnitude=3", "resume.allow=[optim]", "+trainer.limit_predict_batches=2"),
         *("optim.teacher_weight=.1", "optim.temperature=3.0", "optim.teacher_sees=whole"),
         *("gates.lr=7.0", "gates.keep=2", "gates.threshold=.4", "data.limit_calibration=3"),
     ),
@@ -63,7 +117,8 @@ SOMETHING = {  # the same options where they have an effect
     ("prune", (*LISTED, "prune.fold=mean")): ("prune.images=9",),
     ("prune", (*LISTED, "prune.speed=true")): ("prune.speed_rounds=4",),
     ("prune", (*LISTED, "prune.tune_epochs=1")): (
-        *("optim.lr=2e-3", "trainer.max_epochs=3", "data.batch_size=32", "data.augment.flip=true"),
+        *("optim.lr=2e-3", "data.batch_size=32", "data.augment.flip=true"),
+        *("backbone.drop_path_rate=.1", "trainer.log_every_n_steps=1", "+trainer.max_steps=3"),
     ),
     ("prune", ("weights=random", "prune=given", "prune.heads=a.csv")): ("prune.step=3",),
     ("prune", ORDERED): ("prune.images=9", "prune.precision=bf16-mixed", "prune.remove=2"),
@@ -71,9 +126,32 @@ SOMETHING = {  # the same options where they have an effect
     ("train", ("optim.teacher=a.safetensors",)): ("optim.temperature=3.0",),
     ("train", ("gates=learnable",)): ("gates.lr=.5", "gates.threshold=.4", "gates.keep=2"),
     ("train", ("gates=hard_concrete",)): ("gates.lr=.5", "gates.penalty.weight=.5"),
+    ("train", ("gates=learnable", "gates.frozen=backbone")): ("optim.lr=.5",),
+    ("train", ("data.augment.rand_augment=2",)): ("data.augment.magnitude=3",),
+    ("train", ("ckpt_path=last",)): ("resume.allow=[optim]",),
+    ("train", ("data=image_folder",)): ("data.root=conf",),
+    ("train", ("data=cifar10_corrupted",)): ("data.root=conf", "gates=learnable"),
+    ("train", ("optim.lr=.1",)): ("trainer.log_every_n_steps=1", "backbone.drop_path_rate=.1"),
+    ("fetch", ()): ("gates.lr=.1", "data.augment.flip=true", "trainer.max_epochs=3"),
+    ("probe", ("weights=random", "measure=[gate_importance]")): (
+        *("probe.target=label", "probe.control=random_init", "probe.top_k=3"),
+    ),
+    ("probe", ("weights=random", "measure=[no_op]")): ("probe.target=label",),
+    ("probe", ("weights=random",)): (
+        *("trainer.precision=bf16-mixed", "gates.mask=a.csv", "backbone.patch_drop_rate=0.0"),
+    ),
+    ("mask", ("weights=random", "masking=single_heads")): ("search.single.best=3", "score=kl"),
+    ("mask", ("weights=random", "masking=orders")): (
+        *("search.single.best=3", "+masking/join=redundant_or_inert", "masking.fill=mean"),
+    ),
+    ("mask", ("weights=random", *RANDOM, "masking.fill=mean")): ("masking.select_on=test",),
+    ("maps", ("weights=random",)): ("maps.attention.blocks=[0]",),
+    ("prune", (*ORDERED, "prune/order=random")): ("prune.order.seed=3",),
     ("train", ("data.calibration_fraction=.2",)): ("data.limit_calibration=3",),
     ("train", ()): ("masking.fill=mean", "masking.step=1", "search=exact"),
-    ("mask", ("weights=random",)): ("masking.select_on=test", "search=exact", "masking.steps=3"),
+    ("mask", ("weights=random",)): (
+        *("masking.select_on=test", "search=exact", "masking.steps=3", "search.several.least=8"),
+    ),
     ("claims", ("weights=random", "evidence.draws=5")): ("search=exact",),
     ("study", ("weights=random", "+paper=byun_kim")): ("search=exact",),
     ("studies.voita", ("weights=random",)): ("gates.lr=.5", "optim.lr=.5"),
@@ -137,7 +215,8 @@ def test_an_option_without_effect_is_refused_with_the_reason_when_it_is_typed(
     command, made_of, option
 ):
     said = refusal(command, made_of, option)
-    assert said.startswith(option.partition("=")[0]) and "leave" in said and "\n" not in said
+    key = option.partition("=")[0].lstrip("+").rpartition("@")[2].replace("/", ".")
+    assert said.startswith(key) and "leave" in said and "\n" not in said
     refuse_unneeded(runs.checked(command, *made_of, option), made_of)  # of an experiment: not typed
 
 
@@ -196,7 +275,9 @@ def test_every_pattern_of_the_table_is_an_option_of_some_command():
     keys = set()
     for command, made_of in {*NOTHING, *SOMETHING}:
         plain = OmegaConf.to_container(runs.composed(command, *made_of), resolve=False)
-        keys |= {".".join(path) for path, _ in leaves(plain, lists=False)}
+        paths = [path for path, _ in leaves(plain, lists=False)]
+        keys |= {".".join(path[:end]) for path in paths for end in range(1, len(path) + 1)}
+    keys |= {f"trainer.{name}" for name in inspect.signature(L.Trainer).parameters}
     for need in NEEDS:
         assert all(fnmatch.filter(keys, pattern) for pattern in need.options)
     assert {"train"} <= set(TRAINS)

@@ -1,18 +1,20 @@
 """Options that need another setting: what was typed and would do nothing is refused.
 
 An option of a part that is off is not an error in itself: an experiment sets it for all commands.
-Somebody who types one believes that it does something.
+Somebody who types one believes that it does something. ``mhprobe.fetch`` is exempt: it is given the
+words of the command that will run elsewhere.
 """
 
 import fnmatch
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
+from hydra.utils import get_object
 
 from mhprobe.errors import UserError
-from mhprobe.framework.run.schema import Config
+from mhprobe.framework.run.schema import Config, comes_with_weights
 from mhprobe.io.nested import leaves
 
 TRAINS = ("train", "studies.voita")  # commands that always train
@@ -55,8 +57,10 @@ def has_teacher(cfg: Config) -> bool:
 
 def chooser_looks(cfg: Config) -> bool:
     """Return True if what chooses the heads to remove looks at images."""
-    if cfg.prune is None or cfg.command == "prunebench":  # has methods that do
+    if cfg.prune is None:
         return True
+    if cfg.command == "prunebench":
+        return any(_order_looks(cfg.method.get(name, {})) for name in cfg.methods or cfg.method)
     return cfg.prune.order is not None and _order_looks(cfg.prune.order)
 
 
@@ -91,17 +95,101 @@ def searches(cfg: Config) -> bool:
     return any("search" in path[1:] for path, _ in leaves(cfg.model_dump()))
 
 
+def searches_heads(cfg: Config) -> bool:
+    """Return True unless all orders with a search have units of several heads."""
+    return _searches_units(cfg, lambda units: units not in SEVERAL)
+
+
+def searches_sets(cfg: Config) -> bool:
+    """Return True unless all orders with a search have units of one head."""
+    return _searches_units(cfg, lambda units: units in SEVERAL)
+
+
+def _searches_units(cfg: Config, wanted: Callable[[str], bool]) -> bool:
+    """Return True if a searched curve has wanted units, or none is known to be searched."""
+    study = cfg.paper or cfg.evidence
+    curves = study.masking if study else cfg.masking
+    units = (
+        [curve.units for curve in curves.curves.values() if "search" in curve.order]
+        if curves
+        else []
+    )
+    return not units or any(map(wanted, units))
+
+
+def curves_look(cfg: Config) -> bool:
+    """Return True if a masking curve's order, its fill or what is asked of its heads looks at images."""
+    if cfg.masking is None or cfg.masking.join:
+        return True
+    curves = cfg.masking.curves.values()
+    return any(
+        _order_looks(curve.order) or (curve.fill or cfg.masking.fill) != "zero" for curve in curves
+    )
+
+
+def joins_heads(cfg: Config) -> bool:
+    """Return True if a whole curve has an order whose heads can be compared with those that it keeps."""
+    if cfg.masking is None:
+        return True
+    orders = [str(curve.order.get("_target_")) for curve in cfg.masking.curves.values()]
+    return cfg.masking.step is None and any(order not in NO_LOOK for order in orders)
+
+
+def measures(cfg: Config) -> bool:
+    """Return True if a probe has a measure."""
+    return cfg.probe is None or bool(cfg.measure)
+
+
+def measures_slopes(cfg: Config) -> bool:
+    """Return True unless no measure of a probe takes slopes, as far as classes say it."""
+    return cfg.probe is None or any(_takes_slopes(part) for part in (cfg.measure or {}).values())
+
+
+def _takes_slopes(part: Mapping[str, Any]) -> bool:
+    try:
+        made = get_object(str(part.get("_target_")))
+    except Exception:  # whoever builds it says so
+        return True
+    stated = [vars(of)["needs"] for of in getattr(made, "__mro__", ()) if "needs" in vars(of)]
+    if not stated or not isinstance(stated[0], frozenset) or not stated[0]:  # decided by options
+        return True
+    return bool(stated[0] & SLOPES)
+
+
+def reads_root(cfg: Config) -> bool:
+    """Return True if the data set reads a folder or an archive."""
+    return any(path[-1] == "root" for path, _ in leaves(cfg.data.get("source")))
+
+
+def _drops(cfg: Config) -> bool:
+    """Return True if a rate is above 0; at 0 the network has no such module, which an export may need."""
+    return bool(cfg.backbone.get("drop_path_rate") or cfg.backbone.get("patch_drop_rate"))
+
+
 def tunes(cfg: Config) -> bool:
     """Return True for a command that trains, and for a pruning with tuning."""
     return cfg.prune is None or cfg.prune.tune_epochs > 0
 
 
+SEVERAL = ("index", "layer", "stage")  # units of several heads
+SLOPES = {"grad", "attn_grad", "row_slopes"}  # needs of measures, of which target is what
+
 TUNING = (
+    "optim",
     "optim.*",
     "trainer.max_epochs",
+    "trainer.min_epochs",
+    "trainer.max_steps",
+    "trainer.min_steps",
+    "trainer.max_time",
+    "trainer.check_val_every_n_epoch",
+    "trainer.val_check_interval",
     "trainer.gradient_clip_val",
+    "trainer.gradient_clip_algorithm",
     "trainer.accumulate_grad_batches",
+    "trainer.log_every_n_steps",
     "data.batch_size",
+    "data.augment",
     "data.augment.*",
 )
 
@@ -114,9 +202,53 @@ NEEDS = (  # the first that is not met answers
     ),
     Need(
         TUNING,
-        lambda cfg: trains(cfg) or cfg.command == "fetch",
+        trains,
         "nothing is trained; leave it out",
         ("prune.tune_epochs",),
+    ),
+    Need(
+        ("backbone.drop_path_rate", "backbone.patch_drop_rate"),
+        lambda cfg: trains(cfg) or cfg.prune is not None or not _drops(cfg),
+        "nothing is trained; leave it out",
+        (),
+    ),
+    Need(
+        ("trainer.max_epochs",),
+        lambda cfg: cfg.prune is None,
+        "prune.tune_epochs says how long is tuned; leave it out",
+        (),
+    ),
+    Need(
+        ("trainer.precision",),
+        lambda cfg: cfg.maps is None,
+        "maps are made in full precision; leave it out",
+        (),
+    ),
+    Need(
+        ("trainer.limit_predict_batches",),
+        lambda cfg: False,
+        "nothing is predicted by Lightning; leave it out",
+        (),
+    ),
+    Need(
+        ("optim.lr", "optim.weight_decay", "optim.layer_decay"),
+        lambda cfg: cfg.command != "train" or cfg.gates.frozen != "weights",
+        "gates.frozen=weights trains gates alone, at gates.lr; leave it out",
+        ("gates",),
+    ),
+    Need(
+        ("weights",),
+        lambda cfg: cfg.weights != "random" or not comes_with_weights(cfg.backbone),
+        "random is a network that has learned nothing, and backbone.checkpoint or "
+        "backbone.pretrained gives weights; leave one out",
+        ("backbone",),
+    ),
+    Need(
+        ("data.root",),
+        reads_root,
+        "this data set reads no folder; leave it out, or choose one that does, such as "
+        "data=image_folder",
+        ("data",),
     ),
     Need(
         ("optim.teacher_weight", "optim.temperature", "optim.teacher_sees"),
@@ -126,13 +258,16 @@ NEEDS = (  # the first that is not met answers
     ),
     Need(
         (
+            "gates",
             "gates.lr",
             "gates.keep",
             "gates.threshold",
             "gates.frozen",
+            "gates.relaxation",
             "gates.relaxation.learnable",
             "gates.relaxation.low",
             "gates.relaxation.high",
+            "gates.penalty",
             "gates.penalty.*",
         ),
         lambda cfg: cfg.command in TRAINS,
@@ -140,9 +275,21 @@ NEEDS = (  # the first that is not met answers
         (),
     ),
     Need(
+        ("gates.keep", "gates.threshold", "gates.penalty.heads"),
+        lambda cfg: cfg.voita is None,
+        "voita.heads says how many heads are kept; leave it out",
+        (),
+    ),
+    Need(
         ("gates.lr", "gates.keep", "gates.threshold"),
         learns_gates,
         "gates are fixed; leave it out, or learn them with gates=hard_concrete or gates=learnable",
+        ("gates",),
+    ),
+    Need(
+        ("gates.threshold",),
+        lambda cfg: cfg.gates.keep is None,
+        "gates.keep says how many heads are kept; leave one out",
         ("gates",),
     ),
     Need(
@@ -203,10 +350,93 @@ NEEDS = (  # the first that is not met answers
         ("data.calibration_fraction",),
     ),
     Need(
-        ("masking.select_on", "masking.steps", "masking.step", "masking.fill", "masking.join*"),
+        (
+            "masking.select_on",
+            "masking.steps",
+            "masking.step",
+            "masking.fill",
+            "masking.join*",
+            "score*",
+        ),
         draws_curves,
         "no masking curve is drawn; leave it out, or draw some with masking=three_curves",
         ("masking",),
+    ),
+    Need(
+        ("masking.select_on",),
+        curves_look,
+        "no order and no fill of these curves looks at images; leave it out",
+        ("masking",),
+    ),
+    Need(
+        ("masking.fill",),
+        lambda cfg: (
+            cfg.masking is None or any(of.fill is None for of in cfg.masking.curves.values())
+        ),
+        "every curve has a fill of its own; leave it out",
+        ("masking",),
+    ),
+    Need(
+        ("masking.join*",),
+        joins_heads,
+        "it asks of the heads that a whole chosen curve masks, and there is none; leave it out, or "
+        "leave masking.step out and draw curves that choose, with masking=three_curves",
+        ("masking",),
+    ),
+    Need(
+        ("evidence.masking.select_on", "evidence.masking.steps", "evidence.masking.step"),
+        lambda cfg: cfg.evidence is None,
+        "claims take whole curves, chosen on draws of validation images; leave it out",
+        (),
+    ),
+    Need(
+        ("evidence.masking.join*",),
+        lambda cfg: cfg.evidence is None,
+        "no claim asks it; leave it out, or ask it of mhprobe.mask",
+        (),
+    ),
+    Need(
+        ("probe.*",),
+        measures,
+        "nothing is measured; leave it out, or take measures with measure=[entropy]",
+        ("measure",),
+    ),
+    Need(
+        ("probe.target",),
+        measures_slopes,
+        "no measure takes slopes; leave it out, or take one that does, such as "
+        "measure=[gate_importance]",
+        ("measure",),
+    ),
+    Need(
+        ("probe.also_on.root", "evidence.second.root"),
+        lambda cfg: False,
+        "a second data set reads data.root; leave it out, or give the root of its source",
+        (),
+    ),
+    Need(
+        ("resume.allow",),
+        lambda cfg: cfg.ckpt_path is not None,
+        "no checkpoint is gone on from; leave it out, or give ckpt_path=last",
+        ("ckpt_path",),
+    ),
+    Need(
+        ("control",),
+        lambda cfg: cfg.paper is None or bool(cfg.paper.measure),
+        "this paper measures nothing; leave it out",
+        ("paper",),
+    ),
+    Need(
+        ("prune.order.repeats", "method.*.repeats"),
+        lambda cfg: cfg.prune is None,
+        "heads go along one path; leave it out",
+        (),
+    ),
+    Need(
+        ("method.*.seed",),
+        lambda cfg: cfg.method == {},
+        "seeds=[...] are those of all methods; leave it out",
+        (),
     ),
     Need(
         ("search*",),
@@ -216,10 +446,63 @@ NEEDS = (  # the first that is not met answers
         ("masking", "prune", "paper"),
     ),
     Need(
+        ("search.single*",),
+        searches_heads,
+        "the units of all curves that search are several heads, which search.several chooses; "
+        "leave it out, or mask single heads with masking=single_heads",
+        ("masking", "paper"),
+    ),
+    Need(
+        ("search.several*",),
+        searches_sets,
+        "the units of all curves that search are single heads, which search.single chooses; leave "
+        "it out, or mask several together with masking=three_curves",
+        ("masking", "paper"),
+    ),
+    Need(
         ("evidence.control_of",),
         lambda cfg: cfg.control is not None,
         "there is no control; leave it out, or give control=random_init",
         ("control",),
+    ),
+)
+
+
+class Inside(NamedTuple):
+    """Condition under which an option of a part has an effect, by the part's other options.
+
+    targets: classes that have it, by the ends of their names. met, why: as of ``Need``. by: the
+    options of the part that decide.
+    """
+
+    targets: tuple[str, ...]
+    option: str
+    met: Callable[[Mapping[str, Any]], bool]
+    why: str
+    by: tuple[str, ...]
+
+
+INSIDE = (
+    Inside(
+        ("data.augment.Augment",),
+        "magnitude",
+        lambda part: bool(part.get("rand_augment")),
+        "is of RandAugment, which is off; leave it out, or give rand_augment=2",
+        ("rand_augment",),
+    ),
+    Inside(
+        ("maps.attention.Attention", "maps.attention_patch.AttentionPatch"),
+        "blocks",
+        lambda part: part.get("heads") is None,
+        "heads are named, and maps are of these; leave one out",
+        ("heads",),
+    ),
+    Inside(
+        ("data.cifar10.Cifar10", "data.flowers.Flowers", "data.pets.Pets"),
+        "download_dir",
+        lambda part: part.get("root") is None,
+        "root names the images, so that nothing is downloaded; leave one out",
+        ("root",),
     ),
 )
 
@@ -231,14 +514,35 @@ def refuse_unneeded(cfg: Config, typed: Iterable[str], sweep: Sequence[str] = ()
     with all their values.
     """
     varied = [key for word in sweep for key in _varied(word)]
-    if "experiment" in varied:
+    if "experiment" in varied or cfg.command == "fetch":
         return
+    whole = cfg.model_dump()
     for key in (key for word in typed for key in _keys(word)):
-        for need in NEEDS:
-            of_option = any(fnmatch.fnmatchcase(key, pattern) for pattern in need.options)
-            if not of_option or need.met(cfg) or _decided(need, varied):
-                continue
-            raise UserError(f"{key}: does nothing here: {need.why}.")
+        for why in (*_unmet(cfg, key, varied), *_unmet_inside(whole, key, varied)):
+            raise UserError(f"{key}: does nothing here: {why}.")
+
+
+def _unmet(cfg: Config, key: str, varied: Sequence[str]) -> Iterator[str]:
+    """Yield why an option has no effect in a configuration, by NEEDS."""
+    for need in NEEDS:
+        of_option = any(fnmatch.fnmatchcase(key, pattern) for pattern in need.options)
+        if of_option and not need.met(cfg) and not _decided(need.by, varied):
+            yield need.why
+
+
+def _unmet_inside(whole: Mapping[str, Any], key: str, varied: Sequence[str]) -> Iterator[str]:
+    """Yield why an option has no effect in its part, by INSIDE. whole: the configuration, plain."""
+    *path, option = key.split(".")
+    part: Any = whole
+    for name in path:
+        part = part.get(name) if isinstance(part, Mapping) else None
+    if not isinstance(part, Mapping):
+        return
+    for rule in INSIDE:
+        here = option == rule.option and str(part.get("_target_")).endswith(rule.targets)
+        by = [".".join([*path, name]) for name in rule.by]
+        if here and not rule.met(part) and not _decided(by, varied):
+            yield rule.why
 
 
 def _keys(word: str) -> Iterator[str]:
@@ -247,12 +551,13 @@ def _keys(word: str) -> Iterator[str]:
     if with_value is None or with_value.is_delete() or with_value.is_sweep_override():
         return
     value = with_value.value()
+    key = (with_value.package or with_value.key_or_group).replace("/", ".")
     if isinstance(value, dict) and value:
         for path, inner in leaves(value):
             if inner is not None:
-                yield ".".join([with_value.key_or_group, *map(str, path)])
+                yield ".".join([key, *map(str, path)])
     elif value is not None:
-        yield with_value.key_or_group
+        yield key
 
 
 def _varied(word: str) -> Iterator[str]:
@@ -268,10 +573,10 @@ def _parsed(word: str) -> Any:
         return None
 
 
-def _decided(need: Need, varied: Sequence[str]) -> bool:
-    """Return True if a sweep varies what decides whether the options of ``need`` have an effect."""
+def _decided(by: Sequence[str], varied: Sequence[str]) -> bool:
+    """Return True if a sweep varies one of the keys that decide whether options have an effect."""
     return any(
-        f"{key}.".startswith(f"{by}.") or f"{by}.".startswith(f"{key}.")
-        for by in need.by
+        f"{key}.".startswith(f"{of}.") or f"{of}.".startswith(f"{key}.")
+        for of in by
         for key in varied
     )
