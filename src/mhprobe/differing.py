@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
             None,
             first.spec["size"],
             options.limit,
-            options.labelled,
+            _labelled(options, first),
             options.levels,
         )
         result = diff(
@@ -69,6 +69,11 @@ def _parsed(arguments: list[str] | None) -> argparse.Namespace:
         action="store_true",
         help="the folders that photographs stand in are the classes, by name",
     )
+    parser.add_argument(
+        "--classes",
+        help="of --labelled: text, number, or a file of all names in the order of the logits (default: "
+        "found)",
+    )
     parser.add_readings()
     parser.add_argument(
         "--tolerance",
@@ -92,6 +97,17 @@ def _parsed(arguments: list[str] | None) -> argparse.Namespace:
         "--out", default="diff", help="a folder for tables and diff.json (default: diff)"
     )
     return parser.parse_args(arguments)
+
+
+def _labelled(options: argparse.Namespace, first: Any) -> Any:
+    """Return how folders are read as classes; None where they are not. UserError for an order of none."""
+    from mhprobe.pages.diffing.opened import Labelled
+
+    if options.labelled:
+        return Labelled(options.classes, first.class_names)
+    if options.classes is not None:
+        raise UserError("diff: --classes: is the order of --labelled, which is not given.")
+    return None
 
 
 def _sides(options: argparse.Namespace, opened: Any, exported: Any) -> list[Any]:

@@ -88,7 +88,7 @@ class ImageFolder:
 
     def key(self) -> dict[str, Any]:
         given = {
-            "classes": _class_list(self.classes) if self.classes is not None else None,
+            "classes": class_list(self.classes) if self.classes is not None else None,
             "levels": self.levels,
             "test_fraction": self.test_fraction,
         }
@@ -100,10 +100,10 @@ class ImageFolder:
         readings: Notes = []
         folders = _class_folders(archive, self.test_fraction, readings)
         contents = scan(archive, folders, self.stored_size, True, self.levels, readings)
-        return in_order(contents, _class_list(self.classes), f"root: {archive.path}")
+        return in_order(contents, class_list(self.classes), f"root: {archive.path}")
 
 
-def _class_list(classes: str | Sequence[str] | None) -> str | list[str]:
+def class_list(classes: str | Sequence[str] | None) -> str | list[str]:
     """The user's order of classes: "text", "number", or their names. UserError for anything else."""
     if classes is None or classes in ("text", "number"):
         return str(classes or "")

@@ -15,24 +15,26 @@ from mhprobe.data.archive import LeftOut
 from mhprobe.data.augment import normalise
 from mhprobe.data.decoding import Levels, Size, decode, levels_given, refuse_bombs
 from mhprobe.data.draws import evenly
-from mhprobe.data.images import Notes, OfSet
+from mhprobe.data.images import Notes, OfSet, by_number, class_list
 from mhprobe.data.photos import listed
 from mhprobe.differences.compare import LEAST, Batch, Batches, Null
 from mhprobe.differences.exported import Onnx
 from mhprobe.differences.sides import Side, Torch
-from mhprobe.errors import UserError, quoted
+from mhprobe.errors import UserError, quoted, short
+from mhprobe.io.readings import Reading
 from mhprobe.pages.looking.network import FOUND, Asked, Network, chosen, coloured
 
 Given = nn.Module | str | Path | Network
 
 
 class Opened(NamedTuple):
-    """A side, the images that it expects (size, mean, std), its precision, and whether it gives logits."""
+    """A side, the images that it expects (size, mean, std), its precision, and names of its classes, if known."""
 
     side: Side
     spec: dict[str, Any]
     dtype: torch.dtype
     notes: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
 
 
 def opened(
@@ -63,7 +65,7 @@ def opened(
     except UserError as error:
         raise UserError(f"diff: {str(error).removeprefix('look: ')}") from error
     side = Torch(network.model, name or network.name)
-    return Opened(side, network.spec, side.dtype, network.notes)
+    return Opened(side, network.spec, side.dtype, network.notes, network.class_names)
 
 
 def exported(given: object) -> bool:
@@ -163,13 +165,15 @@ def guessed_null(a: Side, b: Side) -> tuple[Null, str]:
 class Pictures(NamedTuple):
     """Images of a comparison. pixels: (N, 3, side, side) uint8, or floats that are normalised already.
 
-    labels: (N,) int64 or None. names: of files. notes: on files left out.
+    labels: (N,) int64 or None. names: of files. notes: on files left out, and on the order of
+    classes. classes: their number; None where labels are numbers.
     """
 
     pixels: Tensor
     labels: Tensor | None
     names: list[str]
     notes: list[str]
+    classes: int | None = None
 
     def batches(self, a: dict[str, Any], b: dict[str, Any]) -> Batches:
         """Return a function that walks the images as two networks expect them. a, b: size, mean, std.
@@ -195,24 +199,39 @@ class Pictures(NamedTuple):
         return walk
 
 
+class Labelled(NamedTuple):
+    """Folders of photographs as their classes.
+
+    classes: their order, as for ``ImageFolder``; or its names, of which some may have no folder.
+    None takes ``known``, the names of the network's classes, or else the order of texts.
+    """
+
+    classes: str | None = None
+    known: tuple[str, ...] = ()
+
+
 def pictures(
     images: Any,
     labels: Tensor | None,
     size: Size,
     limit: int,
-    labelled: bool = False,
+    labelled: Labelled | None = None,
     levels: float | Sequence[float] | None = None,
 ) -> Pictures:
     """Read the images of a comparison.
 
     images: a folder or archive, (N, 3, height, width) uint8, or floats, normalised. labelled: the
-    folders that photographs stand in are their classes, by name. size: of the network's images,
-    (height, width) or the side of squares. levels: the value of white, or of black and white, in
-    files of more than 8 bits; None finds it. Raises UserError for fewer than ``LEAST``, for labels
-    of another number, and for what is no image.
+    folders that photographs stand in are their classes; None for none. size: of the network's
+    images, (height, width) or the side of squares. levels: the value of white, or of black and
+    white, in files of more than 8 bits; None finds it. Raises UserError for fewer than ``LEAST``,
+    for labels of another number, for what is no image, and for levels beside a tensor.
     """
     if isinstance(images, str | Path):
         return _photographs(images, size, limit, labelled, levels_given(levels, "diff: levels"))
+    if levels is not None:
+        raise UserError(
+            "diff: levels: is of files; a tensor of images has been read. Leave it out."
+        )
     if not isinstance(images, Tensor) or images.dim() != 4 or images.shape[1] != 3:
         got = tuple(images.shape) if isinstance(images, Tensor) else quoted(images)
         raise UserError(
@@ -240,7 +259,7 @@ def _refuse_few(count: int, where: str) -> None:
 
 
 def _photographs(
-    folder: str | Path, size: Size, limit: int, labelled: bool, levels: Levels | None
+    folder: str | Path, size: Size, limit: int, labelled: Labelled | None, levels: Levels | None
 ) -> Pictures:
     archive, every = listed(folder, "diff")
     _refuse_few(min(len(every), limit), str(folder))
@@ -264,15 +283,43 @@ def _photographs(
             0, f"{len(names)} of the {len(every)} photographs are taken, evenly by name."
         )
     pixels = torch.from_numpy(np.stack([read[name] for name in names])).permute(0, 3, 1, 2)
-    labels = _of_folders(names, every, folder) if labelled else None
-    return Pictures(pixels, labels, names, left_out)
+    if labelled is None:
+        return Pictures(pixels, None, names, left_out)
+    folders = sorted({PurePosixPath(name).parent.name for name in every})
+    classes, reading = _classes(folders, labelled, folder)
+    labels = torch.tensor([classes.index(PurePosixPath(name).parent.name) for name in names])
+    return Pictures(pixels, labels, names, [*left_out, f"{reading}."], len(classes))
 
 
-def _of_folders(names: list[str], every: list[str], folder: str | Path) -> Tensor:
-    classes = sorted({PurePosixPath(name).parent.name for name in every})
-    if len(classes) < 2:
+def _classes(
+    folders: list[str], labelled: Labelled, folder: str | Path
+) -> tuple[list[str], Reading]:
+    """Return the classes in the order of the network's logits, and how their order was found.
+
+    UserError for fewer than two folders, and for one that is no class.
+    """
+    if len(folders) < 2:
         raise UserError(
-            f"diff: --labelled: {folder} has {len(classes)} folder of photographs, expected one for "
+            f"diff: --labelled: {folder} has {len(folders)} folder of photographs, expected one for "
             "each class."
         )
-    return torch.tensor([classes.index(PurePosixPath(name).parent.name) for name in names])
+    order = class_list(labelled.classes)
+    numbered = sorted(folders, key=by_number)
+    guess = not order and not labelled.known and numbered != folders
+    if isinstance(order, list) or (not order and labelled.known):
+        classes = order if isinstance(order, list) else list(labelled.known)
+        source = "as given" if order else "by the names of the network's classes"
+    else:
+        classes = numbered if order == "number" else folders
+        source = "as given" if order else "in the order of texts"
+    if odd := [name for name in folders if name not in classes]:
+        raise UserError(
+            f"diff: --labelled: {folder} has a folder {quoted(odd[0])}, which is none of the "
+            f"{len(classes)} classes ({short(', '.join(classes), 100)}). Name all classes in the "
+            "order of the network's logits with --classes FILE, one a line."
+        )
+    if guess:
+        at = next(place for place, name in enumerate(folders) if name != numbered[place])
+        source += f"; in the order of numbers {numbered[at]} stands in the place of {folders[at]}"
+    taken = f"{len(folders)} folders ({short(', '.join(classes), 60)})"
+    return classes, Reading("classes", taken, source, guess, "--classes number" if guess else "")

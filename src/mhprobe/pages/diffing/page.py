@@ -1,6 +1,7 @@
 """Comparisons of two networks for a notebook and for ``mhprobe diff``."""
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,8 +21,9 @@ from mhprobe.differences.result import (
 )
 from mhprobe.differences.sides import Side, Torch, paired, refuse_other_blocks, refuse_unlike
 from mhprobe.differences.words import REFERENCE, Found, sentences
-from mhprobe.errors import one_of, whole_number
+from mhprobe.errors import UserError, one_of, whole_number
 from mhprobe.io.progress import progress
+from mhprobe.io.written import counted
 from mhprobe.pages.diffing.opened import (
     Given,
     Opened,
@@ -38,6 +40,9 @@ from mhprobe.pages.diffing.opened import (
 from mhprobe.pages.diffing.shown import page
 from mhprobe.pages.diffing.worth import ablation as ablated
 from mhprobe.pages.diffing.worth import importance, refuse_no_ablation
+from mhprobe.pages.looking.network import Asked
+from mhprobe.recording.outputs import Output, taking
+from mhprobe.weights.normalisation import Numbers
 
 SIZE = 4  # images at a time where one block's difference is given to A
 
@@ -52,6 +57,10 @@ def diff(  # noqa: PLR0913 -- a notebook's door: each argument is a keyword of i
     limit: int = 64,
     show_progress: bool = True,
     ablation: bool = False,
+    mean: Numbers | None = None,
+    std: Numbers | None = None,
+    levels: float | Sequence[float] | None = None,
+    output: Output = None,
 ) -> Diff:
     """Compare two networks of one architecture, head by head, and test each difference against nothing.
 
@@ -68,6 +77,10 @@ def diff(  # noqa: PLR0913 -- a notebook's door: each argument is a keyword of i
     ablation: measure, too, how much each head is missed in both networks: the rise of the loss
         without it, of the labels, or of the classes that a gives. Larger: it is missed more. It
         takes a pass per head.
+    mean, std: of the pixels in [0, 1] that both were trained on, per channel or one for all; None
+        takes each network's own. levels: the value of white, or of black and white, in files of
+        more than 8 bits; None finds it.
+    output: index or key of the logits, of networks that give back several tensors.
 
     The result shows itself as sentences; ``.heads``, ``.blocks`` and ``.neurons`` are tables,
     ``.metrics`` numbers, ``.save(folder)`` writes all. Raises UserError for two architectures, other
@@ -76,18 +89,34 @@ def diff(  # noqa: PLR0913 -- a notebook's door: each argument is a keyword of i
     whole_number("diff: limit", limit, least=1)
     if isinstance(null, str) and not Path(null).expanduser().exists():
         one_of("diff", "null", null, Literal["auto", "rounding", "images"])
-    limits = tolerances(tolerance)
-    first = a if isinstance(a, Opened) else opened(a)
+    limits, asked = tolerances(tolerance), Asked(mean, std)
+    _refuse_normalised(images, asked)
+    first = a if isinstance(a, Opened) else opened(a, asked=asked)
     size = first.spec["size"]
-    read = images if isinstance(images, Pictures) else pictures(images, labels, size, limit)
-    if exported(b):
-        second = export(str(b), first, read.batches(first.spec, first.spec))
-    else:
-        second = b if isinstance(b, Opened) else opened(b)
-    refuse_other_blocks(first.side, second.side)
-    refuse_other_images(first, second)
-    first, second = same_ends(first, second)
-    return compared(first, second, read, limits, null, show_progress, ablation)
+    read = (
+        images
+        if isinstance(images, Pictures)
+        else pictures(images, labels, size, limit, levels=levels)
+    )
+    with taking(output):
+        if exported(b):
+            second = export(str(b), first, read.batches(first.spec, first.spec))
+        else:
+            second = b if isinstance(b, Opened) else opened(b, asked=asked)
+        refuse_other_blocks(first.side, second.side)
+        refuse_other_images(first, second)
+        first, second = same_ends(first, second)
+        return compared(first, second, read, limits, null, show_progress, ablation)
+
+
+def _refuse_normalised(images: Any, asked: Asked) -> None:
+    """UserError for mean or std beside images that are normalised already."""
+    given = [key for key in ("mean", "std") if getattr(asked, key) is not None]
+    if given and isinstance(images, Tensor) and images.is_floating_point():
+        raise UserError(
+            f"diff: {given[0]}: is of pixels, and these images are normalised floats. Leave it out, "
+            "or give uint8 pixels or a folder."
+        )
 
 
 def compared(
@@ -103,6 +132,7 @@ def compared(
     assert isinstance(a.side, Torch), "else it was refused when it was opened"
     ours, theirs, classes = a.side, b.side, classes_of(a.side)
     refuse_untold(limits, read.labels is not None, classes)
+    _refuse_other_classes(a, read)
     refuse_unlike(ours, theirs)
     refuse_no_ablation(ablation, theirs, classes)
     pairs = Pairs(paired(ours, theirs, "head"), _neurons(ours, theirs))
@@ -153,6 +183,19 @@ def compared(
     )
     shown = functools.partial(page, about, result, ours, theirs, read, batches)
     return result._replace(page=shown)
+
+
+def _refuse_other_classes(of: Opened, read: Pictures) -> None:
+    """UserError for folders of another number of classes than the network has logits."""
+    count = getattr(getattr(of.side, "backbone", None), "num_classes", None)
+    if read.classes is None or not classes_of(of.side) or not isinstance(count, int):
+        return
+    if count not in (0, read.classes):
+        raise UserError(
+            f"diff: --labelled: there are {counted(read.classes, 'folder')} of classes, but "
+            f"{of.side.name} has {count} classes. Name all in the order of its logits with --classes "
+            "FILE, one a line; folders may be some of them."
+        )
 
 
 def _neurons(a: Side, b: Side) -> list[Any]:

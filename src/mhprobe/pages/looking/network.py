@@ -57,7 +57,7 @@ class Network(NamedTuple):
 
     spec: size, mean and std of its images. recipe: for ``RandomTwin``, or None if it cannot be
     rebuilt. notes: sentences on choices made for the user. readings: how its file and its images are
-    interpreted.
+    interpreted. class_names: of its logits, () if its file does not name them.
     """
 
     model: nn.Module
@@ -66,6 +66,7 @@ class Network(NamedTuple):
     recipe: dict[str, Any] | None = None
     notes: tuple[str, ...] = ()
     readings: tuple[Reading, ...] = ()
+    class_names: tuple[str, ...] = ()
 
     @property
     def layout(self) -> HeadLayout:
@@ -209,7 +210,8 @@ def _saved(place: Path, classifier: bool) -> Network:
 def _described(file: Path, name: str) -> Network:
     model, about = load_weights(file)
     spec = {key: tuple(value) for key, value in about.get("input", input_spec(model)).items()}
-    return Network(model, name, spec, None if about.get("kept") else about)
+    recipe = None if about.get("kept") else about
+    return Network(model, name, spec, recipe, class_names=tuple(about["class_names"]))
 
 
 def _of_timm(

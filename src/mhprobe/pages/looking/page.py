@@ -212,7 +212,12 @@ def _check_labels(labels: object, images: int) -> None:
 
 
 def live(
-    model: nn.Module, images: Tensor, labels: Tensor, class_names: Sequence[str] | None = None
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    class_names: Sequence[str] | None = None,
+    mean: Numbers | None = None,
+    std: Numbers | None = None,
 ) -> Look:
     """Make a page in which a reader switches heads of a network off, with its accuracy on images.
 
@@ -220,6 +225,8 @@ def live(
         has none, and those that are closed stay closed.
     images: (N, 3, height, width) uint8, at most 500 are for a page. labels: (N,) int64.
     class_names: of the logits; by default their numbers.
+    mean, std: of the pixels in [0, 1] that it was trained on, per channel or one for all; None takes
+        its own.
 
     Raises UserError for images that are no uint8, for a network without logits, and one that ONNX
     cannot hold.
@@ -253,7 +260,7 @@ def live(
             labels,
             class_names or (),
             titles,
-            seen_by(backbone, None, None, "live")[0],
+            seen_by(backbone, mean, std, "live")[0],
             beside=False,
         )
         (folder / "metrics.json").write_text("{}")
