@@ -6,8 +6,8 @@ instead. So each block, and each block's MLP, is fed as a PyTorch network is (``
 Shapes: B images, T tokens, C channels, R rows (images x windows), H heads, D head width, N neurons.
 """
 
-import copy
 import importlib.util
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ class Onnx:
         reference = a.run(image)
         self.places, self.natural = self._found(proto, places, reference, image)
         self.tokens_first: set[str] = self._turned(a, image)
-        self.fed = self._cut(proto, graph)
+        self.fed = self._cut(proto)
         self.output_name = self._logits(image, reference)
 
     def run(self, images: Tensor, fed: Pass | None = None) -> Pass:
@@ -159,7 +159,7 @@ class Onnx:
         UserError for blocks of other numbers, and of other forms.
         """
         names = list(dict.fromkeys(name for place in places for name in _shown(place)))
-        session = _session(self.name, _showing(proto, names))
+        session = _session(self.name, proto, names)
         values = self._values(session, image)
         images = self.most or 1
         fits = [place for place in places if self._fits_some(place, values, images)]
@@ -178,9 +178,12 @@ class Onnx:
         blocks = [by_block[number] for number in range(len(reference.streams))]
         self.widths = [stream.before.shape[-1] for stream in reference.streams]
         self._note_forms(blocks, values, session)
-        if any(place.fused for place in fits):
+        fused = sorted({place.fused for place in fits if place.fused})
+        if fused:
+            count = sum(bool(place.fused) for place in fits)
             self.notes.append(
-                f"{self.name}: a fused kernel shows no attention; the heads' outputs are compared."
+                f"{self.name}: attention is one fused operator ({', '.join(fused)}) in {count} of "
+                f"{len(fits)} blocks and shows no weights; the heads' outputs and all else are compared."
             )
         return blocks, session
 
@@ -256,24 +259,23 @@ class Onnx:
                 f"{heads.dtype}. Give an export of this network (quantised ones in the QDQ form)."
             )
 
-    def _cut(self, proto: Any, graph: Graph) -> Any:
-        """Return a session of the graph in which what used a stream gets an input instead."""
+    def _cut(self, proto: Any) -> Any:
+        """Cut the graph where a stream is used, which becomes an input instead; return a session of it."""
         import onnx
 
-        cut = copy.deepcopy(proto)
         streams = dict.fromkeys(
             name for place in self.places for name in (place.before, place.middle, place.after)
         )
-        for node in cut.graph.node:
+        for node in proto.graph.node:
             for at, name in enumerate(node.input):
                 if name in streams:
                     node.input[at] = FED + name
         for name in streams:
             kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(self.forms[name][1]))
-            cut.graph.input.append(onnx.helper.make_tensor_value_info(FED + name, kind, None))
+            proto.graph.input.append(onnx.helper.make_tensor_value_info(FED + name, kind, None))
         names = list(dict.fromkeys(name for place in self.places for name in _shown(place)))
         names += [name for place in self.of_sites for name in _shown(place) if name not in names]
-        return _session(self.name, _showing(cut, names))
+        return _session(self.name, proto, names)
 
     def _logits(self, image: Tensor, reference: Pass) -> str:
         """Return the name of the output that A's logits, or features, stand against."""
@@ -358,35 +360,39 @@ def _shown(place: Place) -> list[str]:
     return names + [place.neurons] * bool(place.neurons) + [place.attention] * (not place.fused)
 
 
-def _showing(proto: Any, names: list[str]) -> bytes:
-    """The graph with further outputs."""
+def _session(name: str, proto: Any, shown: list[str]) -> Any:
+    """Return a session of a graph that also gives the tensors ``shown``; the graph itself is as it was then.
+
+    It is read from a file, since ONNX Runtime keeps a copy of what it reads from memory.
+    """
     import onnx
-
-    more = copy.deepcopy(proto)
-    there = {value.name for value in more.graph.output}
-    for name in names:
-        if name not in there:
-            more.graph.output.append(onnx.ValueInfoProto(name=name))
-    data: bytes = more.SerializeToString()
-    return data
-
-
-def _session(name: str, data: bytes) -> Any:
     import onnxruntime
 
+    there = [value.name for value in proto.graph.output]
+    more = [one for one in shown if one not in there]
+    proto.graph.output.extend(onnx.ValueInfoProto(name=one) for one in more)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 4
     options.enable_cpu_mem_arena = False  # it keeps what it ever had, and batches come and go
     options.enable_mem_pattern = False
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # others wait, too
-    with refusing(
-        lambda error: (
-            f"diff: ONNX Runtime cannot run {name}: {first_line(error)[:250]}. Export it for an opset "
-            "and operators that this version has, and a quantised one with its scales."
-        )
-    ):
-        return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "graph.onnx")
+        onnx.save(proto, str(file))
+        del proto.graph.output[len(there) :]
+        with refusing(lambda error: _refused(name, file, error)):
+            return onnxruntime.InferenceSession(
+                str(file), options, providers=["CPUExecutionProvider"]
+            )
+
+
+def _refused(name: str, file: Path, error: Exception) -> str:
+    said = first_line(error).replace(str(file), name)[:250]
+    return (
+        f"diff: ONNX Runtime cannot run {name}: {said}. Export it for an opset and operators that this "
+        "version has, and a quantised one with its scales."
+    )
 
 
 def _in_rows(value: Tensor, site: HeadSite, images: int, tokens_first: bool) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from mhprobe.errors import UserError
 
-FUSED = ("Attention", "MultiHeadAttention", "GroupQueryAttention")
+FUSED = ("Attention", "MultiHeadAttention", "GroupQueryAttention", "PackedAttention", "QAttention")
 PRODUCTS = (
     "MatMul",
     "Gemm",
@@ -23,19 +23,21 @@ PRODUCTS = (
 SUMS = ("Add", "QLinearAdd")
 # the same values in another form, or in another precision
 _SAME = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten")
+# between a softmax and the values: a row that is masked as a whole becomes 0
+_GUARDS = ("Dropout", "IsNaN", "Where")
 _PRECISION = ("Cast", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
 
 
 class Place(NamedTuple):
     """Tensors of one block.
 
-    attention: the softmax's result, or the fused operator's name. fused: whether it is one. heads:
-    in front of the output projection. before, middle, after: of the stream. neurons: in front of
+    attention: the result of the softmax, or of the fused operator. fused: the latter's kind, else
+    "". heads: in front of the output projection. before, middle, after: of the stream. neurons: in front of
     the MLP's last layer; "" where there is none.
     """
 
     attention: str
-    fused: bool
+    fused: str
     heads: str
     before: str
     middle: str
@@ -85,9 +87,9 @@ class Graph:
         return [node.input[0], node.input[3 if node.op_type == "QLinearMatMul" else 1]]
 
     def _next(self, name: str) -> Iterator[Any]:
-        """Yield the operators that use a tensor, past those that only change its form or precision."""
+        """Yield the operators that use a tensor, past those that only change its form or precision, or guard it."""
         for node in self.used.get(name, ()):
-            if node.op_type in (*_SAME, *_PRECISION, "Dropout"):
+            if node.op_type in (*_SAME, *_PRECISION, *_GUARDS):
                 yield from self._next(node.output[0])
             else:
                 yield node
@@ -111,7 +113,8 @@ class Graph:
         mlp = self._made_by(written)
         neurons = "" if mlp is None else self.base(mlp.input[0], _PRECISION)
         heads = self.base(projection.input[0], _PRECISION)
-        return Place(name, node.op_type in FUSED, heads, before, middle, after, neurons)
+        fused = node.op_type if node.op_type in FUSED else ""
+        return Place(name, fused, heads, before, middle, after, neurons)
 
     def _projection(self, name: str) -> Any:
         """The first product with weights behind a tensor."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import warnings
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -70,6 +72,91 @@ def test_an_export_of_timms_exporter_of_one_image_is_read(tmp_path):
     with warnings.catch_warnings(action="ignore"):
         onnx_export(model, str(file), batch_size=1, input_size=(3, 16, 16), check=False)
     assert sum(compared(model, file).heads.column("flagged")) == 0
+
+
+def by_dynamo(model: nn.Module, file: Path, opset: int | None = None) -> Path:
+    torch.onnx.export(
+        model,
+        (images_for(model, 2),),
+        str(file),
+        dynamo=True,
+        opset_version=opset,
+        input_names=["images"],
+        verbose=False,
+        dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
+    )
+    return file
+
+
+@pytest.mark.parametrize("dynamo", [False, True])
+@pytest.mark.parametrize("name", ["hf_vit", "hf_dinov2"])
+def test_exports_of_hugging_face_by_both_exporters_are_read(name, dynamo, tmp_path):
+    """Of torch's fused attention the newer one writes a softmax whose rows are guarded by a Where."""
+    model, file = loud(name), tmp_path / "hf.onnx"
+    if dynamo:
+        by_dynamo(model, file)
+        assert any(node.op_type == "IsNaN" for node in onnx.load(str(file)).graph.node)
+    else:
+        free = {"images": {0: "batch"}}
+        given = dict(input_names=["images"], dynamic_axes=free, dynamo=False)
+        with warnings.catch_warnings(action="ignore"):
+            torch.onnx.export(model, (images_for(model, 2),), str(file), **given)
+    found = compared(model, file)
+    assert sum(found.heads.column("flagged")) == 0 and max(found.heads.column("value")) < 1e-5
+    assert max(found.heads.column("attention")) < 1e-10
+    with torch.no_grad():
+        list(model.parameters())[-3].mul_(1.5)  # the control: A is no longer what was exported
+    assert compared(model, file).metrics["diff/error_of_logits"] > 1e-3
+
+
+def split_heads(proto) -> None:
+    """Put ONNX Runtime's MultiHeadAttention, whose heads lie side by side, in the place of ONNX's Attention."""
+    nodes = []
+    for node in proto.graph.node:
+        if node.op_type != "Attention":
+            nodes.append(node)
+            continue
+        names = []
+        for value in node.input[:3]:
+            names.append(f"{value}_side")
+            nodes += [
+                helper.make_node("Transpose", [value], [f"{value}_turned"], perm=[0, 2, 1, 3]),
+                helper.make_node("Reshape", [f"{value}_turned", "flat"], [names[-1]]),
+            ]
+        out = node.output[0]
+        nodes += [
+            helper.make_node(
+                "MultiHeadAttention", names, [f"{out}_side"], domain="com.microsoft", num_heads=3
+            ),
+            helper.make_node("Reshape", [f"{out}_side", "apart"], [f"{out}_turned"]),
+            helper.make_node("Transpose", [f"{out}_turned"], [out], perm=[0, 2, 1, 3]),
+        ]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    for name, shape in (("flat", [0, 0, 24]), ("apart", [0, 0, 3, 8])):
+        proto.graph.initializer.append(numpy_helper.from_array(np.array(shape), name))
+    proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+
+
+@pytest.mark.parametrize("kind", ["Attention", "MultiHeadAttention"])
+def test_of_fused_attention_all_but_its_weights_is_compared_and_the_operator_is_named(
+    kind, tmp_path
+):
+    model = loud()
+    file = by_dynamo(model, tmp_path / "fused.onnx", opset=23)
+    if kind == "MultiHeadAttention":
+        changed(file, file, split_heads)
+    found = compared(model, file)
+    assert sum(found.heads.column("flagged")) == 0 and 0 < max(found.heads.column("value")) < 1e-5
+    assert all(math.isnan(one) for one in found.heads.column("attention"))
+    said = f"attention is one fused operator ({kind}) in 2 of 2 blocks and shows no weights"
+    assert said in " ".join(found.notes)
+    with torch.no_grad():
+        model.blocks[1].attn.qkv.weight[2 * 24 + 8 : 2 * 24 + 16].mul_(1.3)
+    found = compared(model, file)
+    assert found.heads.column("flagged") == [0, 0, 0, 0, 1, 0]
+    assert found.metrics["diff/first_block"] == 1 and len(found.neurons.rows) == 16
+    assert "fused operator" in found.page()
 
 
 def test_a_disturbed_projection_in_the_graph_is_named_with_its_block(pair, tmp_path):
