@@ -22,6 +22,7 @@ from mhprobe.differences.passes import Pass, bytes_of
 from mhprobe.differences.sides import Side, Torch
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite, wide
+from mhprobe.io.memory import give_back
 from mhprobe.recording.record import in_raster_order
 from mhprobe.stats.significance import Paired, benjamini_hochberg, paired
 
@@ -83,33 +84,17 @@ def measured(
     refuses.
     """
     level: Own | None = None
-    size = 2
-    owns, rests, betweens, outs = list[Own](), list[Rest](), list[tuple[Tensor, ...]](), []
-    similar = [_Similar() for _ in pairs.heads]
-    for batch in batches(1):
-        size = _fitting(a, b, batch)
-        break
+    size = fitting(a, b, batches)
     if null == "rounding" and other is None:
         level = level_of_rounding(a, pairs, batches, dtype, size)
+    similar = [_Similar() for _ in pairs.heads]
+    between = null if other is None else other
+    parts = list[_Part]()
     for batch in batches(size):
-        first, natural = a.run(batch.ours), b.run(batch.theirs)
-        _refuse_other_outputs(a, b, first, natural)
-        fed = b.run(batch.theirs, fed=first)
-        borrowed = a.run(batch.ours, fed=first, borrowed=units_of(pairs, fed), attention=False)
-        owns.append(own(a, b, pairs, first, fed))
-        rests.append(rest(a, b, pairs, first, natural, fed, borrowed))
-        if other is not None:
-            betweens.append(nulls.other_network(a, other, batch.ours, first))
-        elif null == "images":
-            betweens.append(nulls.other_image(a, pairs, first))
-        for add, pair in zip(similar, pairs.heads, strict=True):
-            if pair.other is not None:
-                sites = [pair.site, [s for s in b.layout.sites if s.kind == "head"][pair.other]]
-                rows = [first.heads[pair.number], natural.heads[pair.other]]
-                add(*(_tokens(*of, len(first.logits)) for of in zip(sites, rows, strict=True)))
-        outs.append((_apart(batch), first.logits.float(), natural.logits.float(), batch.labels))
+        parts.append(_of_batch(a, b, pairs, batch, between, similar))
+        give_back()
         done(len(batch.ours))
-    pixels, ours, theirs, labels = zip(*outs, strict=True)
+    owns, rests, betweens, pixels, ours, theirs, labels = zip(*parts, strict=True)
     count = sum(map(len, ours))
     if count < LEAST:
         raise UserError(
@@ -135,6 +120,48 @@ def measured(
     )
 
 
+class _Part(NamedTuple):
+    """Numbers that are kept of a batch, as fields of ``Measured``; between: () of rounding."""
+
+    own: Own
+    rest: Rest
+    between: tuple[Tensor, ...]
+    pixels: Tensor
+    ours: Tensor
+    theirs: Tensor
+    labels: Tensor | None
+
+
+def _of_batch(
+    a: Torch, b: Side, pairs: Pairs, batch: Batch, null: Null | Torch, similar: Sequence["_Similar"]
+) -> _Part:
+    """Run both networks on a batch, and keep no pass. null: or the network that says what nothing looks like."""
+    first, natural = a.run(batch.ours), b.run(batch.theirs)
+    _refuse_other_outputs(a, b, first, natural)
+    fed = b.run(batch.theirs, fed=first)
+    borrowed = a.run(batch.ours, fed=first, borrowed=units_of(pairs, fed), attention=False)
+    between: tuple[Tensor, ...] = ()
+    if isinstance(null, Torch):
+        between = nulls.other_network(a, null, batch.ours, first)
+    elif null == "images":
+        between = nulls.other_image(a, pairs, first)
+    heads = [site for site in b.layout.sites if site.kind == "head"]
+    for add, pair in zip(similar, pairs.heads, strict=True):
+        if pair.other is not None:
+            sites = [pair.site, heads[pair.other]]
+            rows = [first.heads[pair.number], natural.heads[pair.other]]
+            add(*(_tokens(*of, len(first.logits)) for of in zip(sites, rows, strict=True)))
+    return _Part(
+        own(a, b, pairs, first, fed),
+        rest(a, b, pairs, first, natural, fed, borrowed),
+        between,
+        _apart(batch),
+        first.logits.float(),
+        natural.logits.float(),
+        batch.labels,
+    )
+
+
 def level_of_rounding(
     a: Torch, pairs: Pairs, batches: Batches, dtype: torch.dtype, size: int
 ) -> Own:
@@ -152,9 +179,10 @@ def _few(batches: Iterable[Batch], most: int) -> Iterator[Batch]:
         yield batch
 
 
-def _fitting(a: Torch, b: Side, batch: Batch) -> int:
+def fitting(a: Torch, b: Side, batches: Batches) -> int:
     """Number of images whose passes have room; at least two, where another image is the null."""
-    one = bytes_of([a.run(batch.ours)]) * (3 + (b is not a))
+    image = next(batches(1)).ours
+    one = bytes_of([a.run(image)]) * (3 + (b is not a))
     return max(2, min(MOST, ROOM // max(one, 1)))
 
 
@@ -337,11 +365,11 @@ def outputs(found: Measured, classes: bool) -> Outputs:
     if not classes:
         return Outputs(error, None)
     ours, theirs = found.ours.argmax(1), found.theirs.argmax(1)
-    agreement = float((ours == theirs).float().mean())
+    agreement = float((ours == theirs).double().mean())
     if found.labels is None:
         return Outputs(error, agreement)
     right = [guess == found.labels for guess in (ours, theirs)]
-    before, after = (float(of.float().mean()) for of in right)
+    before, after = (float(of.double().mean()) for of in right)
     return Outputs(error, agreement, before, after, paired(*right))
 
 
@@ -358,18 +386,19 @@ class Explained(NamedTuple):
 
 
 def explained(
-    a: Torch, b: Side, pairs: Pairs, batches: Batches, number: int, size: int, classes: bool
+    a: Torch, b: Side, pairs: Pairs, batches: Batches, number: int, classes: bool
 ) -> dict[str, Explained]:
     """Give A what block ``number`` of B does differently, whole and in its parts, and look at A's logits.
 
     Returns by "block" and by the parts of ``errors.PARTS``.
     """
     gathered: dict[str, list[tuple[Tensor, Tensor, Tensor | None]]] = {}
-    for batch in batches(size):
+    for batch in batches(fitting(a, b, batches)):
         before, deltas = _given(a, b, pairs, batch, number)
         for name, delta in deltas.items():
             logits = _with(a, batch.ours, number, delta)
             gathered.setdefault(name, []).append((before, logits, batch.labels))
+        give_back()
     return {name: _effect(parts, classes) for name, parts in gathered.items()}
 
 

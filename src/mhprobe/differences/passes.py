@@ -100,15 +100,7 @@ def run(
     watch = _Watch(model, layout, fed, borrowed or {}, attention)
     with inspecting(model, gradients=False, freeze=False), watch, sized(model, images):
         logits = logits_of(model(usable(images)), model).detach()
-    heads = len(layout.of("head").sites) if "head" in layout.kinds else 0
-    return Pass(
-        tuple(places["arrived"] for places in watch.places),
-        tuple(Stream(*(places[of] for of in Stream._fields)) for places in watch.places),
-        tuple(watch.heads[:heads]),
-        tuple(watch.heads[heads:]),
-        tuple(watch.rows),
-        logits,
-    )
+    return watch.handed(logits)
 
 
 class _Watch(Streamed):
@@ -126,6 +118,21 @@ class _Watch(Streamed):
         self.fed, self.borrowed, self.seen = fed, borrowed, attention
         self.rows: list[Tensor | None] = [None for site in layout.sites if site.kind == "head"]
         self.places: list[dict[str, Tensor]] = [{} for _ in layout.blocks]
+
+    def handed(self, logits: Tensor) -> Pass:
+        """Return the pass, and let go of it and of what was fed: taps refer to themselves, so they outlive it."""
+        sites = len(self.rows)
+        found = Pass(
+            tuple(places["arrived"] for places in self.places),
+            tuple(Stream(*(places[of] for of in Stream._fields)) for places in self.places),
+            tuple(self.heads[:sites]),
+            tuple(self.heads[sites:]),
+            tuple(self.rows),
+            logits,
+        )
+        self.fed, self.borrowed = None, {}
+        self.rows, self.places, self.heads = [], [], []
+        return found
 
     def _keep_rows(self, number: int, weights: Weights) -> None:
         queries = chosen_queries(weights.shape[2]).to(weights.device)

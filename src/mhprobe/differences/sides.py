@@ -114,7 +114,8 @@ class Pair(NamedTuple):
     @property
     def removed(self) -> list[int]:
         """Numbers of the units that only A has."""
-        return [unit for at, unit in enumerate(self.numbers) if at not in set(self.mine)]
+        left = set(self.mine)
+        return [unit for at, unit in enumerate(self.numbers) if at not in left]
 
 
 def paired(a: Side, b: Side, kind: str) -> list[Pair]:
@@ -144,7 +145,8 @@ def paired(a: Side, b: Side, kind: str) -> list[Pair]:
             )
         if other is not None and theirs[other].head_dim != site.head_dim:
             raise _unlike(a, b, f"{site.name} has {kind}s of other widths")
-        mine = [numbers.index(unit) for unit in left]
+        places = {unit: at for at, unit in enumerate(numbers)}
+        mine = [places[unit] for unit in left]
         pairs.append(Pair(site, number, other, numbers, mine, list(range(len(left)))))
     return pairs
 

@@ -165,10 +165,13 @@ def _explains(found: Found) -> Iterator[str]:
     for number, parts in found.explained.items():
         whole = parts["block"]
         single = {name: parts[name] for name in PARTS}
-        if before is not None and after is not None and abs(before - after) > 1e-9:
-            lost = {name: 100 * (before - (of.accuracy or 0)) for name, of in single.items()}
+        lost = {
+            name: 0.0 if before is None or of.accuracy is None else 100 * (before - of.accuracy)
+            for name, of in parts.items()
+        }
+        own = lost.pop("block")
+        if before is not None and after is not None and before != after and own:
             name = max(lost, key=lambda one: lost[one])
-            own = 100 * (before - (whole.accuracy or 0))
             yield (
                 f"Block {number} alone explains {rounded(own)} of {rounded(100 * (before - after))} "
                 f"points of accuracy; {CALLED[name]} alone {rounded(lost[name])}."

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import copy
+import gc
 import html
 import json
 import re
 import shlex
+import weakref
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from torch import nn
 import mhprobe
 from mhprobe import differing
 from mhprobe.differences.compare import FACTOR
+from mhprobe.differences.passes import run, units_of
 from mhprobe.pages.diffing.opened import Pictures
 from mhprobe.report.ledger import Ledger
 from models import TWINS, images_for, make_loud, tiny_registers, tiny_vit
@@ -477,3 +480,22 @@ def test_few_images_are_refused():
         mhprobe.diff(model, model, images_for(model, 3))
     with pytest.raises(mhprobe.UserError, match="expected a folder, or a tensor"):
         mhprobe.diff(model, model, [1, 2])
+
+
+def test_a_pass_is_let_go_of_as_soon_as_nobody_holds_it():
+    """Without waiting for Python's collector of cycles, which counts objects and not their bytes."""
+    model = loud()
+    layout, _ = units_of(model)
+    images = images_for(model, 2)
+    gc.collect()
+    gc.disable()
+    try:
+        first = run(model, layout, images)
+        fed = run(model, layout, images, fed=first)
+        of_pass = [weakref.ref(rows) for one in (first, fed) for rows in (*one.heads, *one.neurons)]
+        streams = [weakref.ref(stream.after) for one in (first, fed) for stream in one.streams]
+        assert all(held() is not None for held in of_pass + streams)
+        del first, fed
+        assert not [held for held in of_pass + streams if held() is not None]
+    finally:
+        gc.enable()

@@ -44,8 +44,6 @@ from mhprobe.pages.looking.network import Asked
 from mhprobe.recording.outputs import Output, taking
 from mhprobe.weights.normalisation import Numbers
 
-SIZE = 4  # images at a time where one block's difference is given to A
-
 
 def diff(  # noqa: PLR0913 -- a notebook's door: each argument is a keyword of its own
     a: Given,
@@ -151,9 +149,7 @@ def compared(
     verdict = judged(found, limit)
     ends = outputs(found, classes)
     worst = [] if verdict.first is None else [verdict.first]
-    parts = {
-        number: explained(ours, theirs, pairs, batches, number, SIZE, classes) for number in worst
-    }
+    parts = {number: explained(ours, theirs, pairs, batches, number, classes) for number in worst}
     reference = (
         REFERENCE[found.null] if other is None else f"{other.side.name} differs from the first"
     )
