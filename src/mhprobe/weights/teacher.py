@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -70,8 +69,8 @@ class Recalled(Teacher):
     An answer is the mean of the logits of an image and of its mirror image. Probabilities of two
     images that are blended (mixup, cutmix) are blended alike. path, class_names, spec: as for
     Teacher. folder: where the answers are kept. A copy beside the weights, with the suffix
-    ``.answers``, is used instead of asking, for the images that it was made from and for parts of
-    them (``limit_train``).
+    ``.answers``, is used instead of asking, for images that are all among those that it was made
+    from.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class Recalled(Teacher):
         missing = (ranks.total((~answers.isnan().any(1)).long()) == 0).nonzero().flatten()
 
         def keep() -> None:
-            files.write(path, packed({"logits": answers}, about))
+            files.write(path, packed({"logits": answers, "digests": _digests(data)}, about))
 
         if len(missing):
             batches = data.batches("train", device, missing)
@@ -119,36 +118,41 @@ class Recalled(Teacher):
         self.logits = (ranks.total(answers.nan_to_num()) / count[:, None]).to(device)
 
     def _shipped(self, data: ImageData) -> Tensor | None:
-        """(N, C) answers to the training images from the file beside the weights; None without one that is of them.
+        """(N, C) answers to the training images from the file beside the weights; None without one that has them all.
 
-        UserError for a pipe, a device, more bytes than such answers have, and answers of another
-        shape or type or that are not finite.
+        Images are found by the digests of their pixels, so that no other is decoded. UserError for
+        a pipe, a device, more bytes than such answers have, and answers of another shape or type or
+        that are not finite.
         """
         if not self.shipped.exists():
             return None
-        whole, classes = data.limited(train=None), self.logits.shape[1]
-        most = 1_000_000 + 8 * classes * max(whole.sizes["train"], data.sizes["train"])
-        named = "teacher: its answers"
+        classes, named = self.logits.shape[1], "teacher: its answers"
+        images = max(data.limited(train=None).sizes["train"], data.sizes["train"])
+        most = 1_000_000 + 8 * (classes + 1) * images
         tensors, of = unpacked(ordinary(self.shipped, most, named)) or ({}, {})
-        for answered in (data, whole) if of.get("teacher") == self.file else ():
-            if of.get("images") != answered.images_of("train"):
-                continue
-            logits, expected = tensors.get("logits"), (answered.sizes["train"], classes)
-            got = (
-                "none"
-                if logits is None
-                else f"{tuple(logits.shape)} of {str(logits.dtype).removeprefix('torch.')}"
+        digests = tensors.get("digests")
+        if of.get("teacher") != self.file or digests is None:
+            return None
+        logits, expected = tensors.get("logits"), (digests.numel(), classes)
+        got = (
+            "none"
+            if logits is None
+            else f"{tuple(logits.shape)} of {str(logits.dtype).removeprefix('torch.')}"
+        )
+        fits = logits is not None and logits.is_floating_point() and logits.shape == expected
+        fits = fits and digests.dtype == torch.int64 and digests.dim() == 1
+        if logits is None or not fits or not bool(logits.isfinite().all()):
+            raise UserError(
+                f"{named}: {self.shipped}: expected finite logits {expected} of floating "
+                f"point, one row per digest of an image, got {got}{', NaN or infinite' if fits else ''}. "
+                "Delete the file; the teacher is asked again."
             )
-            fits = logits is not None and logits.is_floating_point() and logits.shape == expected
-            if logits is None or not fits or not bool(logits.isfinite().all()):
-                raise UserError(
-                    f"{named}: {self.shipped}: expected finite logits {expected} of floating "
-                    f"point, one row per training image, got {got}{', NaN or infinite' if fits else ''}. "
-                    "Delete the file; the teacher is asked again."
-                )
-            positions = (answered.splits["train"].positions, data.splits["train"].positions)
-            return logits[torch.from_numpy(np.searchsorted(*positions))].float()
-        return None
+        asked_N = _digests(data)
+        in_order = digests.argsort()
+        place_N = torch.searchsorted(digests[in_order], asked_N).clamp(max=max(0, len(digests) - 1))
+        if not len(digests) or not torch.equal(digests[in_order][place_N], asked_N):
+            return None
+        return logits[in_order[place_N]].float()
 
     @torch.no_grad()
     def _ask(
@@ -182,6 +186,11 @@ class Recalled(Teacher):
         return torch.lerp(
             (self.logits[batch.other] / temperature).softmax(dim=1), p, batch.share[:, None]
         )
+
+
+def _digests(data: ImageData) -> Tensor:
+    """(N,) int64, one for the pixels of each training image."""
+    return torch.from_numpy(data.splits["train"].digests.astype("<u8").view("<i8"))
 
 
 def renormalised(images: Tensor, was: InputSpec, now: InputSpec) -> Tensor:

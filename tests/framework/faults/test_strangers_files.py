@@ -207,12 +207,9 @@ class Small:
     def limited(self, **_):
         return self
 
-    def images_of(self, *_):
-        return "images"
-
     @property
     def splits(self):
-        return {"train": type("Images", (), {"positions": np.arange(10)})}
+        return {"train": type("Images", (), {"digests": np.arange(10, dtype=np.uint64)})}
 
 
 tensors = st.one_of(
@@ -222,12 +219,15 @@ tensors = st.one_of(
         st.sampled_from([torch.float32, torch.float16, torch.bool, torch.int64]),
     ),
     st.sampled_from([torch.full((10, 2), value) for value in (torch.nan, torch.inf, 1.0)]),
+    st.sampled_from([torch.arange(count) for count in (9, 10, 11)]),
 )
 
 
 @fuzzed
 @given(
-    answers=st.dictionaries(st.sampled_from(["logits", "answers", ""]), tensors, max_size=2),
+    answers=st.dictionaries(
+        st.sampled_from(["logits", "digests", "answers", ""]), tensors, max_size=3
+    ),
     about=st.dictionaries(
         st.sampled_from(["teacher", "images"]), st.sampled_from(["file", "images", ""])
     ),

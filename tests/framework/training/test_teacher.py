@@ -255,25 +255,40 @@ def test_answers_that_lie_beside_a_teachers_file_are_taken_for_its_own_images_al
         model, data = recalled(tmp_path, teacher, *options, *overrides)
         monkeypatch.setattr(model.teacher, "_ask", lambda *_: pytest.fail("asked"))
         model.teacher.prepare(data, torch.device("cpu"))
-        return model.teacher.logits
+        return model.teacher.logits, data.splits["train"].positions.tolist()
 
-    assert torch.equal(answers(), asked)
-    assert torch.equal(answers("data.limit_val=3"), asked)  # nobody learns from these
-    if limit is None:  # a part of the images has a part of the answers
-        places = {
-            position: row for row, position in enumerate(data.splits["train"].positions.tolist())
-        }
-        part = (
-            recalled(tmp_path, teacher, "data.limit_train=24")[1].splits["train"].positions.tolist()
-        )
-        assert torch.equal(
-            answers("data.limit_train=24"), asked[[places[position] for position in part]]
-        )
+    def expected(positions):
+        row_of = {position: row for row, position in enumerate(data.splits["train"].positions)}
+        return asked[[row_of[position] for position in positions]]
+
+    assert torch.equal(answers()[0], asked)
+    assert torch.equal(answers("data.limit_val=3")[0], asked)  # nobody learns from these
+    # a part of the images has a part of the answers
+    known = set(data.splits["train"].positions.tolist())
+    part = recalled(tmp_path, teacher, "data.limit_train=24")[1].splits["train"].positions.tolist()
+    if known.issuperset(part):
+        logits, positions = answers("data.limit_train=24")
+        assert positions == part and torch.equal(logits, expected(part))
     else:
+        assert limit is not None
         with pytest.raises(pytest.fail.Exception, match="asked"):
             answers("data.limit_train=24")
     with pytest.raises(pytest.fail.Exception, match="asked"):  # other training images
         answers("data.seed=5")
+
+
+def test_answers_beside_a_teacher_decode_no_image_that_nobody_learns_from(
+    file, tmp_path, monkeypatch
+):
+    model, data = recalled(tmp_path, file, f"cache_dir={tmp_path}")
+    model.teacher.prepare(data, torch.device("cpu"))
+    teacher = shutil.copytree(file.parent, tmp_path / "shipped") / file.name
+    next(tmp_path.glob("teacher-*.safetensors")).rename(teacher.with_suffix(".answers"))
+    fresh = (f"cache_dir={tmp_path / 'fresh'}", "data.limit_train=24")
+    model, data = recalled(tmp_path, teacher, *fresh)
+    monkeypatch.setattr(model.teacher, "_ask", lambda *_: pytest.fail("asked"))
+    model.teacher.prepare(data, torch.device("cpu"))
+    assert len(data.splits["train"].cached.images) == 24
 
 
 @pytest.mark.parametrize(
@@ -300,11 +315,12 @@ def test_answers_of_another_shape_or_type_beside_a_teacher_are_refused(
     model, data = recalled(tmp_path, teacher, *options)
     monkeypatch.setattr(model.teacher, "_ask", lambda *_: pytest.fail("asked"))
     whole = torch.zeros(data.sizes["train"], len(data.class_names))
-    about = {"teacher": file_digest(teacher)[:16], "images": data.images_of("train")}
+    about = {"teacher": file_digest(teacher)[:16]}
+    digests = torch.from_numpy(data.splits["train"].digests.view("int64"))
     answers = teacher.with_suffix(".answers")
-    write(answers, packed({"logits": whole}, about))
+    write(answers, packed({"logits": whole, "digests": digests}, about))
     model.teacher.prepare(data, torch.device("cpu"))  # as they should be
-    write(answers, packed(edit(whole), about))
+    write(answers, packed({**edit(whole), "digests": digests}, about))
     with pytest.raises(UserError, match=r"teacher\.answers: expected finite logits \(24, "):
         model.teacher.prepare(data, torch.device("cpu"))
 
