@@ -27,6 +27,7 @@ from mhprobe.heads.batch import Stream
 from mhprobe.masking.base import Evaluate, Scores
 from mhprobe.masking.parts.curve import CurveSpec, masking_curve
 from mhprobe.measures.base import Measure
+from mhprobe.measures.parts.folds import FewFolds
 from mhprobe.measures.parts.jackknife import NoInterval
 from mhprobe.recording.record import Counter
 
@@ -173,9 +174,9 @@ def sums_of(name: str, layout: HeadLayout) -> Measure:
 
     try:
         with torch.device("meta"), warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", NoInterval
-            )  # no interval is asked for, only how large the sums are
+            # no number is asked for, only how large the sums are
+            for category in (NoInterval, FewFolds):
+                warnings.simplefilter("ignore", category)
             measure = build(name, layout)
             if hasattr(measure, "declare"):  # sums that take the shape of the first record
                 measure.declare(

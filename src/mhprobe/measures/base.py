@@ -162,6 +162,11 @@ class Measure(Metric):
         ).lower()
 
     @property
+    def bytes_kept(self) -> int:
+        """Bytes that the measure keeps from image to image, as far as its layout tells; larger costs more memory."""
+        return sum(getattr(self, name).nbytes for name in self._defaults)
+
+    @property
     def about(self) -> str:
         """Question of the measure in a sentence: the first line of its file."""
         text = getattr(sys.modules.get(type(self).__module__), "__doc__", None) or ""

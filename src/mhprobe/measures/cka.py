@@ -65,7 +65,7 @@ class CKA(PairMeasure):
 
     def add(self, batch: HeadBatch) -> None:
         super().add(batch)
-        fold_V = fold_of(batch, self.folds) % self.jackknife
+        fold_V = fold_of(batch, self.null_folds) % self.jackknife
         for number, sites in enumerate(self.groups if self.debiased else ()):
             width = self.layout.sites[sites[0]].head_dim
             x_VTC = side_by_side(batch, sites, self.skipped[number])[batch.valid]

@@ -19,7 +19,7 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -126,6 +126,11 @@ class JSDistance(MeanOfAttention):
         self.pool = Pool(self.null_images)
         self.forms: list[Weights] = []  # of the attention that the pool holds the parts of
 
+    @property
+    def bytes_kept(self) -> int:
+        of_image = sum(min(site.attention_size, site.pairs_size) for site in self.layout.sites)
+        return super().bytes_kept + self.null_images * 4 * of_image
+
     def look(self, piece: Piece, batch: HeadBatch) -> None:
         heads = flat_heads(self.layout, (piece.number,)).to(self.device)
         js_bHH, queries_b = self._of_piece(piece)
@@ -140,7 +145,8 @@ class JSDistance(MeanOfAttention):
         sums_bWHQ = rows.sum(-1)
         queries_b = (sums_bWHQ.sum(2) > 0).sum((1, 2)).double()
         own_bH = (sum_x_ln_x(rows) if self.clark else piece.x_ln_x).sum((1, 3))
-        return self._scaled(_of_site(rows, own_bH, sums_bWHQ.sum((1, 3)))), queries_b
+        made = _Rows(rows, own_bH, sums_bWHQ.sum((1, 3)), queries_b)
+        return self._scaled(_divergences(made, made, above=True)), queries_b
 
     def _add_heads(self, heads: Tensor, js_bGG: Tensor, queries_b: Tensor) -> None:
         weight_b = torch.ones_like(queries_b) if self.clark else queries_b
@@ -242,27 +248,14 @@ class JSDistance(MeanOfAttention):
             nothing = self.image_sums.new_full(outside.shape, torch.nan)
             return {"null": nothing} if self.null_images else {}
         sums_NXAA = self.image_sums.new_zeros(images, 2, *outside.shape)
-        everyone = torch.ones(images, dtype=torch.bool, device=self.device)
-        pooled = self._pooled()
-        for apart in range(1, images):
-            first = 0
-            for sites in self.groups:
-                attn = pooled[first : first + len(sites)]
-                parts = [
-                    self._divergences(
-                        sites,
-                        [a.of(these) for a in attn],
-                        [a.of((these - apart) % images) for a in attn],
-                    )
-                    for these in chunks(everyone, attn)
-                ]
-                js_bGG, queries_b = map(torch.cat, zip(*parts, strict=True))
-                heads = flat_heads(self.layout, sites).to(self.device)
-                # of head a on image i with head b on image i - apart: a pair of both images
-                queries_b11 = (queries_b + queries_b.roll(-apart))[:, None, None]
-                sums_NXAA[:, 0, heads[:, None], heads] += js_bGG + js_bGG.roll(-apart, 0)
-                sums_NXAA[:, 1, heads[:, None], heads] += queries_b11
-                first += len(sites)
+        pooled = iter(self._pooled())
+        for sites in self.groups:
+            js_NNGG, queries_NN = self._between(sites, [next(pooled) for _ in sites])
+            heads = flat_heads(self.layout, sites).to(self.device)
+            # a pair of images, in both orders, is one of each of them
+            sums_NXAA[:, 0, heads[:, None], heads] += js_NNGG.sum(0) + js_NNGG.sum(1)
+            queries_N11 = (queries_NN.sum(0) + queries_NN.sum(1))[:, None, None]
+            sums_NXAA[:, 1, heads[:, None], heads] += queries_N11
         whole_XAA = sums_NXAA.sum(0) / 2  # every pair was counted for two images
 
         def mean(sums_XAA: Tensor) -> Tensor:
@@ -278,57 +271,77 @@ class JSDistance(MeanOfAttention):
             draws_AAN += one_more * (images - 1) * (null_AA[..., None] - without_AAN)
         return {"null": null_AA, "null_draws": draws_AAN}
 
-    def _divergences(
-        self, sites: tuple[int, ...], attn: list[Attention], other: list[Attention] | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def _between(self, sites: tuple[int, ...], attn: list[Attention]) -> tuple[Tensor, Tensor]:
+        """(N, N, G, G) sums as of ``_divergences``, of heads a on image i with heads b on image j; (N, N) queries.
+
+        attn: of the images of the pool, per site. 0 for an image with itself.
+        """
+        images = len(self.pool)
+        widths = sum(self.layout.sites[s].num_heads for s in sites)
+        js_NNGG = self.image_sums.new_zeros(images, images, widths, widths)
+        queries_NN = self.image_sums.new_zeros(images, images)
+        text = self.layout.sites[sites[0]].line
+        each = torch.arange(images, device=self.device).split(1)
+        for queries in self._split(sites, attn):
+            shown = [[a.at(one, queries) for a in attn] for one in each]
+            rows = [] if text else [self._all_rows(sites, of, queries) for of in shown]
+            for i, j in itertools.permutations(range(images), 2):
+                if text:  # words of both texts are compared
+                    ours = self._all_rows(sites, _of_common_queries(shown[i], shown[j]), queries)
+                    theirs = self._all_rows(sites, _of_common_queries(shown[j], shown[i]), queries)
+                else:
+                    ours, theirs = rows[i], rows[j]
+                js_NNGG[i, j] += self._compared(sites, ours, theirs)[0]
+                queries_NN[i, j] += ours[0].queries[0]
+        return self._scaled(js_NNGG), queries_NN
+
+    def _divergences(self, sites: tuple[int, ...], attn: list[Attention]) -> tuple[Tensor, Tensor]:
         """(b, G, G) sum over queries of the divergences of a group's heads, above the diagonal; (b,) queries.
 
-        In units of ln 2, with clark in nats. other: attention of the second head of a pair.
+        In units of ln 2, with clark in nats.
         """
+        js_bGG, queries_b = torch.zeros(()), torch.zeros(())
+        for queries in self._split(sites, attn):
+            rows = self._all_rows(sites, [a.all(queries) for a in attn], queries)
+            js_bGG = self._compared(sites, rows, rows) + js_bGG
+            queries_b = rows[0].queries + queries_b
+        return self._scaled(js_bGG), queries_b
+
+    def _split(
+        self, sites: tuple[int, ...], attn: list[Attention]
+    ) -> tuple[Tensor, ...] | tuple[None]:
+        """Queries that are looked at together; None for all of them."""
         # rows of unlike windows are compared by place, which takes all of them
         alike = len({places_alone(self.layout.sites[s]) for s in sites}) == 1
-        split = queries_of(attn) if alike and not self.layout.sites[sites[0]].line else ()
-        parts = [
-            self._of_queries(
-                sites,
-                [a.all(queries) for a in attn],
-                None if other is None else [a.all(queries) for a in other],
-                queries,
-            )
-            for queries in split or (None,)
-        ]
-        js_bGG, queries_b = (torch.stack(part).sum(0) for part in zip(*parts, strict=True))
-        return self._scaled(js_bGG), queries_b
+        text = self.layout.sites[sites[0]].line
+        return (queries_of(attn) if alike and not text else ()) or (None,)
 
     def _scaled(self, js_bGG: Tensor) -> Tensor:
         return js_bGG.clamp_(min=0) / (1 if self.clark else math.log(2))
 
-    def _of_queries(
-        self,
-        sites: tuple[int, ...],
-        attn: list[Tensor],
-        other: list[Tensor] | None,
-        queries: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """``_divergences`` of some queries, in nats."""
-        if other is not None and self.layout.sites[sites[0]].line:
-            attn, other = _of_common_queries(attn, other), _of_common_queries(other, attn)
-        rows = [self._rows(s, a, queries) for s, a in zip(sites, attn, strict=True)]
-        second = (
-            rows
-            if other is None
-            else [self._rows(s, a, queries) for s, a in zip(sites, other, strict=True)]
-        )
-        widths = [self.layout.sites[s].num_heads for s in sites]
-        offsets = [0, *itertools.accumulate(widths)]
-        elsewhere = (0, 2) if self.layout.sites[sites[0]].line else (1, 2)  # a text is a window
-        queries_b = (rows[0].sum((2, 4)) > 0).sum(elsewhere).double()
-        js_bGG = rows[0].new_zeros(len(queries_b), offsets[-1], offsets[-1])
+    def _compared(
+        self, sites: tuple[int, ...], ours: list["_Rows"], theirs: list["_Rows"]
+    ) -> Tensor:
+        """(b, G, G) ``_divergences`` of some queries, in nats. ours, theirs: of the first and second head of a pair."""
+        offsets = [0, *itertools.accumulate(self.layout.sites[s].num_heads for s in sites)]
+        js_bGG = ours[0].own.new_zeros(len(ours[0].own), offsets[-1], offsets[-1])
         for i, a in enumerate(sites):
             for j, b in enumerate(sites[i:], start=i):
                 here = js_bGG[:, offsets[i] : offsets[i + 1], offsets[j] : offsets[j + 1]]
-                self._fill(here, a, rows[i], b, second[j])
-        return js_bGG, queries_b
+                self._fill(here, a, ours[i], b, theirs[j])
+        return js_bGG
+
+    def _all_rows(
+        self, sites: tuple[int, ...], attn: list[Tensor], queries: Tensor | None
+    ) -> list["_Rows"]:
+        made = []
+        for number, of_site in zip(sites, attn, strict=True):
+            rows = self._rows(number, of_site, queries)
+            text = self.layout.sites[number].line
+            elsewhere = (0, 2) if text else (1, 2)  # a text is a window
+            asked_b = (rows.sum((2, 4)) > 0).sum(elsewhere).double()
+            made.append(_Rows(rows, _x_ln_x(rows, text), _of_image(rows, text), asked_b))
+        return made
 
     def _rows(self, number: int, attn: Tensor, queries: Tensor | None) -> Tensor:
         """(b, W, H, Q, K) distributions; (1, b, ...) of texts, as in places.py."""
@@ -338,26 +351,26 @@ class JSDistance(MeanOfAttention):
         row_bWHQK = shares(attn.transpose(0, 1) if site.line else attn, pairs)
         return _smoothed(row_bWHQK, pairs) if self.clark else row_bWHQK
 
-    def _fill(self, js_bHH: Tensor, a: int, row_a: Tensor, b: int, row_b: Tensor) -> None:
+    def _fill(self, js_bHH: Tensor, a: int, ours: "_Rows", b: int, theirs: "_Rows") -> None:
         """The divergences between the heads of two sites; of one site with itself, above the diagonal."""
-        text = self.layout.sites[a].line
-        mass_a, mass_b = _of_image(row_a, text), _of_image(row_b, text)
         site, other = (self.layout.sites[number] for number in (a, b))
         if places_alone(site) != places_alone(other) and not site.line:
-            row_b = _rearranged(row_b, other, site)
-        if row_a is row_b and not text:
-            js_bHH += _of_site(row_a, _x_ln_x(row_a, text), mass_a)
-            return
-        own_a, own_b = _x_ln_x(row_a, text), _x_ln_x(row_b, text)
-        for h in range(own_a.shape[1]):
-            others = slice(h + 1 if a == b else 0, None)
-            both_bH = _x_ln_x(row_a[:, :, h : h + 1] + row_b[:, :, others], text)
-            # H((p + q) / 2) - (H(p) + H(q)) / 2, with s = p + q. A key that only q has adds q ln 2
-            # / 2: that is in its mass, so keys that were left out in rearranging are accounted for
-            mass_bH = mass_a[:, h, None] + mass_b[:, others]
-            js_bHH[:, h, others] = (
-                own_a[:, h, None] + own_b[:, others] - both_bH + math.log(2) * mass_bH
-            ) / 2
+            moved = _rearranged(theirs.rows, other, site)
+            theirs = theirs._replace(rows=moved, own=_x_ln_x(moved, site.line))
+        js_bHH += _divergences(ours, theirs, above=a == b, text=site.line)
+
+
+class _Rows(NamedTuple):
+    """Distributions of some queries of a site, and their sums.
+
+    rows: (b, W, H, Q, K); of texts (1, b, ...). own, mass: (b, H) sums of x ln x, and of x. queries:
+    (b,) number of those that look somewhere.
+    """
+
+    rows: Tensor
+    own: Tensor
+    mass: Tensor
+    queries: Tensor
 
 
 def _smoothed(rows: Tensor, pairs: Tensor) -> Tensor:
@@ -365,24 +378,29 @@ def _smoothed(rows: Tensor, pairs: Tensor) -> Tensor:
     return 0.999 * rows + 0.001 * even_over(pairs)[:, None]
 
 
-def _of_site(rows: Tensor, own_bH: Tensor, mass_bH: Tensor) -> Tensor:
-    """(b, H, H) sum over queries of the divergences of the heads of one site, above the diagonal, in nats.
+def _divergences(ours: _Rows, theirs: _Rows, above: bool, text: bool = False) -> Tensor:
+    """(b, H, G) sum over queries of the divergences of two sites' heads, in nats; 0 where they are not asked.
 
-    own_bH, mass_bH: sums of x ln x, and of x, of each head.
+    above: of one site, and only pairs above the diagonal.
     """
-    images, _, heads = rows.shape[:3]
-    js_bHH = rows.new_zeros(images, heads, heads)
-    above = rows + 1e-300  # 0 ln 0 is 0, and this changes no other x
+    count = ours.own.shape[1]
+    js_bHG = ours.own.new_zeros(len(ours.own), count, theirs.own.shape[1])
+    shifted = ours.rows + 1e-300  # 0 ln 0 is 0, and this changes no other x
     # two tensors for all pairs: fresh ones of this size cost more than the logarithm
-    both_bWhQK, logs_bWhQK = torch.empty_like(rows), torch.empty_like(rows)
-    for h in range(heads - 1):
-        both = torch.add(above[:, :, h : h + 1], rows[:, :, h + 1 :], out=both_bWhQK[:, :, h + 1 :])
-        logs = torch.log(both, out=logs_bWhQK[:, :, h + 1 :])
-        both_bH = logs.mul_(both).sum((1, 3, 4))
-        mass_bh = mass_bH[:, h, None] + mass_bH[:, h + 1 :]
-        own_bh = own_bH[:, h, None] + own_bH[:, h + 1 :]
-        js_bHH[:, h, h + 1 :] = (own_bh - both_bH + math.log(2) * mass_bh) / 2
-    return js_bHH
+    both_bWGQK, logs_bWGQK = torch.empty_like(theirs.rows), torch.empty_like(theirs.rows)
+    over = (0, 3, 4) if text else (1, 3, 4)  # a text is a window
+    for h in range(count - 1 if above else count):
+        others = slice(h + 1 if above else 0, None)
+        one, some = shifted[:, :, h : h + 1], theirs.rows[:, :, others]
+        both = torch.add(one, some, out=both_bWGQK[:, :, others])
+        logs = torch.log(both, out=logs_bWGQK[:, :, others])
+        both_bG = logs.mul_(both).sum(over)
+        # H((p + q) / 2) - (H(p) + H(q)) / 2, with s = p + q. A key that only q has adds q ln 2 / 2:
+        # that is in its mass, so keys that were left out in rearranging are accounted for
+        mass_bG = ours.mass[:, h, None] + theirs.mass[:, others]
+        own_bG = ours.own[:, h, None] + theirs.own[:, others]
+        js_bHG[:, h, others] = (own_bG - both_bG + math.log(2) * mass_bG) / 2
+    return js_bHG
 
 
 def _in_order(attn: Tensor, order_bT: Tensor) -> Tensor:

@@ -385,11 +385,12 @@ def _unfit(
 
 
 def bytes_of(model: nn.Module, measures: Iterable[Measure], images: int) -> int:
-    """Bytes that the largest record of a batch of so many images holds, at least; 0 if sizes are not fixed."""
+    """Bytes that the largest record of a batch of so many images holds, and what the measures keep, at least."""
     measures, layout = list(measures), gates_of(model).layout
     needs = read_as(model, measures, needs_of(measures))
     largest = max(part.stop - part.start for part in pieces(images, layout, needs))
-    return int(4 * numbers_of(layout, needs) * largest)
+    kept = sum(item.bytes_kept for item in measures)
+    return int(4 * numbers_of(layout, needs) * largest) + kept
 
 
 def said(held: float) -> str:

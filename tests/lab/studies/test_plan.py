@@ -22,6 +22,7 @@ from mhprobe.masking.parts.curve import CurveSpec
 from mhprobe.masking.random import Random
 from mhprobe.measures.ablation_delta import AblationDelta
 from mhprobe.measures.activation_norm import ActivationNorm
+from mhprobe.measures.cka import CKA
 from mhprobe.measures.entropy import Entropy
 from mhprobe.recording.measuring import bytes_of
 from models import tiny_vit
@@ -164,6 +165,8 @@ def test_memory_is_said_before_it_is_taken_if_it_is_much(material, monkeypatch):
     )
     one = bytes_of(material.model, measures.values(), 1)
     assert one < held <= 8 * one, "a batch is recorded in pieces"
+    measures["cka"] = CKA(material.layout)
+    assert bytes_of(material.model, measures.values(), 1) > one + measures["cka"].bytes_kept / 2
 
 
 def looks_at_all(material, clock):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 
 import numpy as np
@@ -13,6 +14,7 @@ from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.cca import CCA
 from mhprobe.measures.cka import CKA
 from mhprobe.measures.layer_similarity import LayerSimilarity
+from mhprobe.measures.parts.folds import FewFolds, folds_of_null
 from mhprobe.measures.parts.pairs import FewImages
 from mhprobe.measures.procrustes import Procrustes
 from mhprobe.measures.pwcca import PWCCA
@@ -189,6 +191,38 @@ def test_one_image_has_no_null_and_few_are_warned_of(measure):
     assert int(got["images"]) == D and (got["rows"] == D * TOKENS).all()
 
 
+@pytest.mark.parametrize("options", [{}, {"folds": 16}, {"interval": False}, {"tokens": "patches"}])
+def test_what_a_similarity_keeps_is_known_before_the_first_image(options):
+    made = CKA(LAYOUT, **options)
+    said = made.bytes_kept
+    z = outputs(5)
+    made.update(HeadBatch(z=(z,), logits=torch.zeros(5, 2), valid=torch.ones(5, dtype=torch.bool)))
+    taken = sum(getattr(made, name).nbytes for name in made.metric_state)
+    assert taken * 0.9 < said <= taken  # without the counts of rows and images, and the means
+
+
+@pytest.mark.parametrize(("floats", "folds"), [(2**21, 64), (2**21 + 1, 32), (2**40, 8)])
+def test_sums_of_the_null_stay_within_a_gigabyte_as_far_as_eight_folds_allow(floats, folds):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert folds_of_null("cka", floats) == folds
+    assert [warning.category for warning in said] == [FewFolds] * (folds < 64)
+
+
+def test_a_large_grid_has_a_null_of_fewer_folds_which_is_said_and_one_that_is_asked_for_is_kept(
+    monkeypatch,
+):
+    floats = TOKENS * 2 * D
+    monkeypatch.setattr("mhprobe.measures.parts.folds.ROOM", 8 * floats * 16)
+    z = outputs(40)
+    with pytest.warns(FewFolds, match="cka: chance is drawn from 16 folds .* instead of 64"):
+        few = columns(CKA, z)
+    asked, plain = columns(CKA, z, folds=16), columns(CKA, z, folds=64)
+    torch.testing.assert_close(few["null"], asked["null"], rtol=0, atol=0)
+    torch.testing.assert_close(few["low"], plain["low"], rtol=1e-12, atol=0)  # eight folds of each
+    assert not torch.equal(few["null"], plain["null"])
+
+
 def test_layers_have_the_same_null():
     layout = HeadLayout(
         (SITE, HeadSite("b", 0, 1, 2, D, prefix_tokens=1, grid=GRID, class_token=True))
@@ -208,7 +242,9 @@ def test_what_cannot_be_permuted_is_refused_in_one_line():
     free = HeadLayout((HeadSite("a", 0, 0, 2, D),))
     with pytest.raises(UserError, match="svcca: null is one of images, rolled, got 'rows'"):
         SVCCA(LAYOUT, null="rows")
-    with pytest.raises(UserError, match="folds: expected a whole number of at least 2, got 1"):
+    with pytest.raises(
+        UserError, match="folds: expected a whole number of at least 2 or null, got 1"
+    ):
         SVCCA(LAYOUT, folds=1)
     with pytest.raises(UserError, match="null=rolled rolls the grid of a, which is not fixed"):
         SVCCA(free, null="rolled")

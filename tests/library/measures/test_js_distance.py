@@ -123,18 +123,26 @@ def test_results_do_not_depend_on_the_size_of_the_pieces(monkeypatch):
         torch.testing.assert_close(apart[name], whole[name], rtol=1e-10, atol=1e-12)
 
 
-def test_images_of_the_null_are_compared_a_few_at_a_time(monkeypatch):
-    layout, compared = vit_layout(heads=2), []
-    divergences = JSDistance._divergences
+def test_the_null_makes_each_row_once_and_compares_a_few_rows_at_a_time(monkeypatch):
+    layout, made, compared = vit_layout(heads=2), [], []
+    all_rows, comparison = JSDistance._all_rows, JSDistance._compared
 
-    def counted(self, sites, attn, other=None):
-        compared.append((other is not None, len(attn[0])))
-        return divergences(self, sites, attn, other)
+    def counted(self, sites, attn, queries):
+        made.append(attn[0].shape[0] * attn[0].shape[3])
+        return all_rows(self, sites, attn, queries)
 
-    monkeypatch.setattr(JSDistance, "_divergences", counted)
+    def of_pairs(self, sites, ours, theirs):
+        compared.append(ours[0].rows.shape[0] * ours[0].rows.shape[3])
+        return comparison(self, sites, ours, theirs)
+
+    monkeypatch.setattr(JSDistance, "_all_rows", counted)
+    monkeypatch.setattr(JSDistance, "_compared", of_pairs)
     monkeypatch.setattr("mhprobe.measures.parts.places._CPU_PIECE", 1)
-    run(JSDistance(layout), batch_of(*random_maps(layout, images=3)))
-    assert compared == [(True, 1)] * 6
+    maps = random_maps(layout, images=3)
+    run(JSDistance(layout), batch_of(*maps))
+    queries, pairs = maps[0].shape[3], 3 * 2
+    assert made == [1] * 3 * queries
+    assert compared == [1] * pairs * queries
 
 
 def test_uneven_grids_and_wrong_options_are_refused_in_one_line():

@@ -30,16 +30,42 @@ import numpy as np
 import torch
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.utilities import rank_zero_warn
 
 from mhprobe.heads import HeadBatch, HeadSite
+from mhprobe.measures.base import MeasureWarning
 from mhprobe.measures.parts.jackknife import fold_of
 from mhprobe.measures.parts.moments import CHUNK, Moments, Parts
 
 Null = Literal["images", "rolled"]
 Rows = tuple[Any, ...]  # a function of a batch that gives (B, T, C) rows, and its further arguments
 
+FOLDS = 64  # unless their sums take more than ``ROOM``
+FEWEST = 8  # those of the interval, which the folds of the null divide further
+ROOM = 2**30  # bytes of the sums of all groups together
 SHIFTS = 2  # each fold meets so many others
 AT_ONCE = 2**20  # numbers of products of folds that are multiplied together
+
+
+class FewFolds(MeasureWarning):
+    """The null stands on sums of fewer folds of images, because more would take too much memory."""
+
+
+def folds_of_null(name: str, floats: int) -> int:
+    """Return the number of folds of images that the null of a measure keeps sums of.
+
+    name: of the measure. floats: float64 numbers of a fold. FewFolds warns of fewer than ``FOLDS``.
+    """
+    folds = FOLDS
+    while folds > FEWEST and 8 * floats * folds > ROOM:
+        folds //= 2
+    if folds < FOLDS:
+        rank_zero_warn(
+            f"{name}: chance is drawn from {folds} folds of images instead of {FOLDS}, whose sums "
+            f"would take {8 * floats * FOLDS / 2**30:.1f} GiB. folds={FOLDS} takes them.",
+            FewFolds,
+        )
+    return folds
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ of all groups, R the largest width, N draws of the null.
 import dataclasses
 import itertools
 import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -22,7 +23,15 @@ from mhprobe import ranks
 from mhprobe.errors import Positive, UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure, MeasureWarning
-from mhprobe.measures.parts.folds import Folds, Null, Rows, declare, declared, sums_of
+from mhprobe.measures.parts.folds import (
+    Folds,
+    Null,
+    Rows,
+    declare,
+    declared,
+    folds_of_null,
+    sums_of,
+)
 from mhprobe.measures.parts.jackknife import affordable, jackknife
 from mhprobe.measures.parts.moments import Moments, Parts, Seen
 from mhprobe.stats.intervals import SHARE
@@ -54,6 +63,7 @@ class Similarity(Measure):
         also rolls one part's grid by a random offset; images - rolled is what position shares.
     null_draws, seed: number of draws of the null, and their seed.
     folds: number of folds of images that the null keeps sums of (folds.py); memory grows with it.
+        None: 64, or as many fewer, at least 8, as keep its sums within a gigabyte; FewFolds warns.
     interval: whether to keep sums by eight folds for low and high (jackknife.py), which takes eight
         times the memory. None: if that is at most two gigabytes; NoInterval warns if it is more.
     groups: site numbers that are compared with each other, row by row.
@@ -77,7 +87,7 @@ class Similarity(Measure):
         null: Null = "images",
         null_draws: Positive = 10,
         seed: int = 0,
-        folds: Annotated[int, 2] = 64,
+        folds: Annotated[int, 2] | None = None,
         interval: bool | None = None,
         **kwargs: Any,
     ) -> None:
@@ -165,7 +175,9 @@ class Similarity(Measure):
 
     def add(self, batch: HeadBatch) -> None:
         for group in range(len(self.groups)):
-            moments, dealt = batch.derive(sums_of, self.rows_of(group), self.folds, self.jackknife)
+            moments, dealt = batch.derive(
+                sums_of, self.rows_of(group), self.null_folds, self.jackknife
+            )
             sums = declared(self, group, Folds)
             was, now = (
                 f"{of.shape[1]} tokens of {of.shape[2]} channels"
@@ -190,13 +202,24 @@ class Similarity(Measure):
         if self.shapes or not shapes:
             return
         self.shapes = shapes
-        channels = [len(self.members(group)) * width for group, (_, width) in enumerate(shapes)]
-        self.jackknife = affordable(
-            self.name, self.folds, self.interval, sum(count**2 for count in channels)
-        )
-        for group, ((tokens, _), count) in enumerate(zip(shapes, channels, strict=True)):
+        self.null_folds, self.jackknife = self._number_of_folds(shapes)
+        for group, (tokens, count) in enumerate(self._tokens_and_channels(shapes)):
             declare(self, group, Moments.zeros(self.jackknife, count, self.device))
-            declare(self, group, Folds.zeros(self.folds, tokens, count, self.device))
+            declare(self, group, Folds.zeros(self.null_folds, tokens, count, self.device))
+
+    def _number_of_folds(self, shapes: list[tuple[int, int]]) -> tuple[int, int]:
+        """Folds of the null, and of the interval."""
+        sizes = self._tokens_and_channels(shapes)
+        of_fold = sum(tokens * count for tokens, count in sizes)
+        null = folds_of_null(self.name, of_fold) if self.folds is None else self.folds
+        return null, affordable(self.name, null, self.interval, sum(c**2 for _, c in sizes))
+
+    def _tokens_and_channels(self, shapes: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """(T, C) of each group."""
+        return [
+            (tokens, len(self.members(group)) * width)
+            for group, (tokens, width) in enumerate(shapes)
+        ]
 
     def parts(self, group: int) -> Seen:
         """Function from a fold to the parts of a group without that fold's images; None: with all images."""
@@ -299,6 +322,25 @@ class PairMeasure(Similarity):
             self.skipped = [layout.sites[sites[0]].prefix_tokens for sites in self.groups]
         for sites in self.groups:  # refuse before the first batch what the layout alone shows
             self._check_aligned(sites, [token_count(layout.sites[s]) for s in sites])
+
+    @property
+    def bytes_kept(self) -> int:
+        if self.shapes:
+            return super().bytes_kept
+        shapes = []
+        for sites, skipped in zip(self.groups, self.skipped, strict=True):
+            site = self.layout.sites[sites[0]]
+            tokens = token_count(site)
+            if tokens is None:
+                return super().bytes_kept
+            shapes.append((tokens - skipped, site.head_dim))
+        with warnings.catch_warnings(action="ignore"):  # said once, when the sums are made
+            null, interval = self._number_of_folds(shapes)
+        numbers = [
+            null * tokens * count + interval * count**2
+            for tokens, count in self._tokens_and_channels(shapes)
+        ]
+        return super().bytes_kept + 8 * sum(numbers)
 
     def shape(self, group: int, batch: HeadBatch) -> tuple[int, int]:
         sites = self.groups[group]

@@ -37,7 +37,8 @@ from mhprobe.stats.significance import wilson
 
 TOGETHER = 2  # images of a batch: progress moves after each
 TWIN = 4  # images that the untrained network is shown
-NULL = 4  # images that are paired for the chance of two heads' attention being alike
+FOLDS = 8  # of the photographs, for the chance of two heads' outputs being alike
+NULL = 3  # images that are paired for the chance of two heads' attention being alike
 # of single heads, by their names, which are those of their files: an untrained network is measured
 # by these
 SINGLE = {
@@ -139,7 +140,7 @@ def _kinds(objects: bool) -> Kinds:
     kinds: dict[str, Callable[[HeadLayout], Measure]] = {
         **SINGLE,
         "js_distance": functools.partial(JSDistance, null_images=NULL),
-        "cka": CKA,
+        "cka": functools.partial(CKA, folds=FOLDS),
     }
     return {**kinds, "object_attention": ObjectAttention} if objects else kinds
 
