@@ -27,7 +27,9 @@ from safetensors.torch import save_file
 from test_by_structure import fuzzed, one_line, places, plain, replaced
 
 from mhprobe.backbones.parts.folders import read_config
+from mhprobe.data.base import ImageData
 from mhprobe.data.decoding import FORMATS, decode, refuse_bombs
+from mhprobe.data.images import ImageFolder
 from mhprobe.data.photos import PhotoLoader
 from mhprobe.errors import UserError
 from mhprobe.io.tensors import packed
@@ -197,6 +199,64 @@ def test_a_folder_of_damaged_photographs_gives_those_that_can_be_read(data):
             loader = PhotoLoader(folder, (8, 8), (0.5,) * 3, (0.5,) * 3)
             images = next(iter(loader))
             assert len(images) == len(loader.files) and "whole.png" in loader.files
+
+
+TABLES = (
+    "labels.csv",
+    "train.parquet",
+    "a/b.tsv",
+    "meta.jsonl",
+    "labels.xlsx",
+    "data.arrow",
+    "x.npz",
+)
+
+
+@fuzzed
+@given(
+    names=st.lists(st.sampled_from([*TABLES, "a/0.png", "1.png"]), min_size=1, max_size=4),
+    content=st.binary(max_size=80),
+    alone=st.booleans(),
+)
+def test_tables_of_labels_of_any_bytes_are_called_what_they_are(names, content, alone):
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            (Path(folder) / name).parent.mkdir(exist_ok=True)
+            (Path(folder) / name).write_bytes(content)
+        root = Path(folder) / names[0] if alone else Path(folder)
+        with Bounded():
+            ImageData(ImageFolder(root), 4, cache_dir=Path(folder) / "cache").list_images()
+            raise AssertionError("a table was taken for class folders")
+
+
+def arrays() -> dict[str, bytes]:
+    """Class folders of arrays of 13 channels, by name."""
+    numbers = np.random.default_rng(0).integers(0, 256, (8, 8, 13), dtype=np.uint8)
+    file = io.BytesIO()
+    np.save(file, numbers)
+    names = [
+        f"{split}/{name}/{n}.npy" for split in ("train", "test") for name in "ab" for n in "01"
+    ]
+    return dict.fromkeys(names, file.getvalue())
+
+
+ARRAYS = arrays()
+
+
+@fuzzed
+@given(data=st.data())
+def test_class_folders_of_arrays_with_any_bytes_changed(data):
+    with tempfile.TemporaryDirectory() as folder:
+        for name, whole in ARRAYS.items():
+            file = Path(folder) / "data" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(damaged(data, whole) if data.draw(st.booleans()) else whole)
+        with Bounded():
+            source = ImageFolder(Path(folder) / "data", stored_size=8)
+            images = ImageData(source, 4, cache_dir=Path(folder) / "cache", val_fraction=0.5)
+            images.list_images()
+            batch = next(iter(images.batches("test")))
+            assert batch.images.shape[2:] == (8, 8) and bool(batch.images.isfinite().all())
 
 
 class Small:
