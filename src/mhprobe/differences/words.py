@@ -178,6 +178,12 @@ def _explains(found: Found) -> Iterator[str]:
             )
             continue
         name = max(single, key=lambda one: single[one].error)
+        if whole.error > 1.1 * found.outputs.error:
+            yield (
+                f"Block {number} alone would move the {_ends(found)} by {share(whole.error)}, more than "
+                f"all differences together ({share(found.outputs.error)}): other blocks make up for it."
+            )
+            continue
         yield (
             f"Block {number} alone moves the {_ends(found)} by {share(whole.error)}, of "
             f"{share(found.outputs.error)} in all; {CALLED[name]} alone by {share(single[name].error)}."
@@ -213,6 +219,12 @@ def _heads(found: Found) -> Iterator[str]:
         yield (
             f"None of {compared} heads computes differently, by more than {found.reference} (false "
             f"discovery rate {rounded(RATE)})."
+        )
+        return
+    if len(flagged) == compared > 1:
+        yield (
+            f"All {compared} heads compute differently by more than {found.reference} (false discovery "
+            f"rate {rounded(RATE)})."
         )
         return
     names = ", ".join(found.layout.name_of(flat) for flat in flagged[:5])

@@ -429,6 +429,58 @@ def test_the_page_shows_blocks_and_heads_and_fetches_nothing(tmp_path):
     assert "<iframe" in found._repr_html_()
 
 
+def data_of(found) -> dict:
+    return json.loads(
+        re.search(r'<script [^>]*id="data"[^>]*>(.*?)</script>', found.page(), re.S)[1]
+    )
+
+
+def test_the_page_colours_heads_by_what_they_are_tested_by():
+    """Of trainings the whole change, as the first sentence does; of copies what a head does of its own."""
+    before, after = loud(), loud()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in after.parameters():
+            weight.add_(torch.randn_like(weight))
+    found = compared(before, after)
+    column_of = data_of(found)["columns"][0]
+    assert column_of["name"] == "total" and column_of["share"]
+    worst = max(
+        range(6), key=lambda at: found.heads.column("flagged")[at] * column_of["values"][at]
+    )
+    head = found.heads.dicts()[worst]
+    assert f"block {head['block']} head {head['number']} most" in found.sentences[0]
+    assert data_of(compared(before, copy.deepcopy(before)))["columns"][0]["name"] == "own"
+
+
+@pytest.mark.parametrize("undone", [True, False])
+def test_a_block_that_others_make_up_for_is_not_called_a_part_of_the_whole(undone):
+    before = loud()
+    after = copy.deepcopy(before)
+    moved = 1.5 * torch.randn(24, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        after.blocks[0].mlp.fc2.bias.add_(moved)
+        if undone:
+            after.blocks[1].mlp.fc2.bias.sub_(moved)
+    alone = compared(before, after).sentences[1]
+    assert alone.startswith("Block 0 alone")
+    assert ("more than all differences together" in alone) == undone
+
+
+def test_accuracy_that_a_block_leaves_alone_is_not_explained_by_it():
+    """The whole loses a class of three images; no rounding of a share of three is called an explanation."""
+    before = loud()
+    after = copy.deepcopy(before)
+    disturb(after, 0, 1, "V", 1e-3)
+    with torch.no_grad():
+        after.head.bias.sub_(10 * torch.eye(5)[int(before(images_for(before, 1)).argmax())])
+    images = images_for(before, 7)
+    labels = before(images).argmax(1)
+    found = mhprobe.diff(before, after, images, labels, show_progress=False)
+    assert found.metrics["diff/accuracy_after"] < found.metrics["diff/accuracy_before"] == 1
+    assert not [line for line in found.sentences if "points of accuracy;" in line]
+
+
 def test_the_examples_of_the_docs_are_of_the_command_and_of_the_function(tmp_path, monkeypatch):
     """The blocks <!-- command --> and <!-- diff --> of diff.md."""
     docs = Path(__file__).parents[3] / "docs"

@@ -21,6 +21,7 @@ from mhprobe.pages.html.pictures import encoded
 from mhprobe.recording.record import in_raster_order
 
 PHOTOS = 3  # of a page
+SHARES = ("own", "inherited", "total")  # columns that are written in per cent
 DECADES = 2.0  # of errors that colours tell apart, below the largest
 CALLED = {
     "own": "own error",
@@ -53,9 +54,13 @@ def page(found: Found, result: Diff, a: Torch, b: Side, read: Pictures, batches:
             for row in heads
         ],
         "columns": [
-            {"name": name, "called": called, "values": [_plain(row[name]) for row in heads]}
-            for name, called in CALLED.items()
-            if name in result.heads.columns
+            {
+                "name": name,
+                "called": CALLED[name],
+                "share": name in SHARES,
+                "values": [_plain(row[name]) for row in heads],
+            }
+            for name in _columns(found, result)
         ],
         "maps": maps,
         "photos": [
@@ -83,6 +88,12 @@ def page(found: Found, result: Diff, a: Torch, b: Side, read: Pictures, batches:
     )
 
 
+def _columns(found: Found, result: Diff) -> list[str]:
+    """Return the columns of heads that the page shows, the one first by which heads are tested."""
+    tested = "own" if found.measured.null == "rounding" else "total"
+    return [tested, *(name for name in CALLED if name in result.heads.columns and name != tested)]
+
+
 def _side_name(name: str, number: int) -> str:
     return f"{('first', 'second')[number]}: {name}"
 
@@ -102,7 +113,7 @@ def _strips(result: Diff) -> list[dict[str, Any]]:
     values = [row[name] for row in rows for name in ("value", "inherited")]
     known = [math.log10(value) for value in values if math.isfinite(value) and value > 0]
     high = max(known, default=0.0)
-    low = max(min(known, default=-1.0), high - DECADES)
+    low = min(max(min(known, default=-1.0), high - DECADES), high - 1)
     strips = []
     for name, called in (("value", "own"), ("inherited", "inherited")):
         cells = []

@@ -13,6 +13,9 @@ function shade(value) {
   return d3.interpolateViridis((Math.log10(value) - low) / (high - low || 1));
 }
 
+// a share in per cent, where it is not as small as rounding
+const written = (one, value, digits) => one.share && value >= 1e-4 ? `${number(100 * value, digits)}\u00a0%` : number(value, digits);
+
 function tiles() {
   const rows = d3.group(DATA.heads.map((head, flat) => ({ ...head, flat })), (head) => head.block);
   byId("heads").replaceChildren(...[...rows].map(([block, heads]) => el("div", { class: "row" }, el("span", {}, `block ${block}`), ...heads.map(tile))));
@@ -20,13 +23,13 @@ function tiles() {
 
 function tile(head) {
   const value = column().values[head.flat], colour = shade(value);
-  const said = `block ${head.block} head ${head.number}: ${column().called} ${value == null ? "gone" : number(value)}`;
+  const said = `block ${head.block} head ${head.number}: ${column().called} ${value == null ? "gone" : written(column(), value)}`;
   const ink = colour.startsWith("var") ? "inherit" : inkOn(colour);
   return el("button", {
     type: "button", title: said, "aria-label": said, "aria-pressed": String(view.head === head.flat),
     class: head.flagged ? "more" : "", style: `background: ${colour}; color: ${ink}`,
     onclick: () => { view.head = head.flat; show(); byId("heads").querySelector("[aria-pressed=true]")?.focus(); },
-  }, value == null ? "–" : number(value, 2));
+  }, value == null ? "–" : written(column(), value, 2));
 }
 
 const bytesOf = (text) => Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
@@ -52,14 +55,14 @@ function opened() {
   const head = DATA.heads[view.head];
   if (!head) return;
   const maps = DATA.maps[view.photo]?.[view.head] ?? {};
-  const facts = DATA.columns.map((one) => [one.called, one.values[view.head]]).filter(([, value]) => value != null);
+  const facts = DATA.columns.map((one) => [one.called, one.values[view.head], one]).filter(([, value]) => value != null);
   byId("open").replaceChildren(
     el("h3", {}, `Block ${head.block} head ${head.number}`),
     el("div", { class: "four" },
       picture(maps.looks?.[0], `looks, ${DATA.names[0]}`), picture(maps.looks?.[1], `looks, ${DATA.names[1]}`),
       picture(maps.gives?.[0], `gives out, ${DATA.names[0]}`), picture(maps.gives?.[1], `gives out, ${DATA.names[1]}`)),
     el("p", { class: "note" }, `${DATA.asker} Brighter is more, on one scale for both networks.`),
-    el("dl", {}, ...facts.flatMap(([called, value]) => [el("dt", {}, called), el("dd", {}, number(value))])));
+    el("dl", {}, ...facts.flatMap(([called, value, one]) => [el("dt", {}, called), el("dd", {}, written(one, value))])));
 }
 
 function photographs() {
