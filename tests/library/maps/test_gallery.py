@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -10,7 +11,10 @@ from safetensors.torch import load_file
 import mhprobe
 import runs
 from drawn import assert_nothing_is_clipped
+from mhprobe.backbones import build
+from mhprobe.data.base import ImageData, InputSpec
 from mhprobe.data.batch import Batch
+from mhprobe.data.images import ImageFolder
 from mhprobe.errors import UserError
 from mhprobe.framework.questions.gallery import gallery, opened
 from mhprobe.maps.attention import Attention
@@ -324,3 +328,29 @@ def test_a_map_that_explains_the_label_needs_one(tmp_path):
             [str(photo)],
             {"gradient_rollout": GradientRollout(target="label")},
         )
+
+
+@pytest.mark.parametrize(
+    ("channels", "said"), [(13, "channels 1 to 3 of 13"), (2, "mean of 2 channels, grey"), (3, "")]
+)
+def test_figures_of_a_command_say_what_is_shown_of_other_channels(tmp_path, channels, said):
+    numbers = np.random.default_rng(0)
+    for place in (f"{split}/{name}" for split in ("train", "test") for name in "ab"):
+        (tmp_path / "data" / place).mkdir(parents=True)
+        for number in range(2):
+            pixels = numbers.integers(0, 256, (16, 16, channels), dtype=np.uint8)
+            np.save(tmp_path / "data" / place / f"{number}.npy", pixels)
+    source = ImageFolder(tmp_path / "data", stored_size=16)
+    data = ImageData(source, 4, cache_dir=tmp_path / "cache", val_fraction=0.5)
+    sizes = dict(img_size=16, patch_size=8, embed_dim=12, depth=1, num_heads=2, num_classes=2)
+    model = build("vit_tiny_patch16_224", in_chans=channels, **sizes).eval()
+    mhprobe.attach(model)
+    data.spec = InputSpec((16, 16), (0.5,) * channels, (0.5,) * channels)
+    figure = (
+        gallery(model, data, [0], {"attention": Attention()}, score=False)
+        .results["attention_0"]
+        .figure
+    )
+    texts = " ".join(text.get_text() for axes in figure.axes for text in axes.texts)
+    assert said in texts and ("channels" in texts) == bool(said)
+    assert_nothing_is_clipped(figure)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mhprobe.backbones import puts_out_features
 from mhprobe.data.archive import small_enough
+from mhprobe.data.augment import in_colours
 from mhprobe.data.base import ImageData
 from mhprobe.data.batch import Batch
 from mhprobe.data.decoding import decode
@@ -124,10 +125,12 @@ def gallery(
     shown = list(
         zip(_called(chosen), [names[label] for label in batch.labels.tolist()], best, strict=True)
     )
-    pictures, headings = (
-        stored.images.float() / 255,
-        [_words(image, "\n→ {} {:.2f}") for image in shown],
-    )
+    pictures = stored.images.float() / 255
+    seen = (
+        in_colours(pictures)[1].removeprefix("image").strip(" ()")
+    )  # of other than 1 or 3 channels
+    line = f"\n{seen}" if seen else ""
+    headings = [_words(image, "\n→ {} {:.2f}") + line for image in shown]
 
     results: dict[str, Result] = {}
     split, whole = (
