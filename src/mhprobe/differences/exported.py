@@ -7,6 +7,7 @@ Shapes: B images, T tokens, C channels, R rows (images x windows), H heads, D he
 """
 
 import importlib.util
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -388,7 +389,10 @@ def _session(name: str, proto: Any, shown: list[str]) -> Any:
 
 
 def _refused(name: str, file: Path, error: Exception) -> str:
+    of_opset = re.search(r"Opset (\d+) .* is till opset (\d+)", str(error), re.S)
     said = first_line(error).replace(str(file), name)[:250]
+    if of_opset:
+        said = f"it is of opset {of_opset[1]}, and this version knows opsets up to {of_opset[2]}"
     return (
         f"diff: ONNX Runtime cannot run {name}: {said}. Export it for an opset and operators that this "
         "version has, and a quantised one with its scales."

@@ -551,3 +551,9 @@ def test_a_pass_is_let_go_of_as_soon_as_nobody_holds_it():
         assert not [held for held in of_pass + streams if held() is not None]
     finally:
         gc.enable()
+
+
+def test_a_limit_below_what_tests_need_is_called_the_limit_and_not_the_folder(tmp_path):
+    model = loud()
+    with pytest.raises(mhprobe.UserError, match=r"diff: limit: expected at least 4 .* got 3"):
+        mhprobe.diff(model, model, tmp_path, limit=3)

@@ -267,6 +267,9 @@ def test_files_that_are_no_export_of_it_are_one_line(pair, tmp_path):
     def strange(proto):
         proto.graph.node[5].op_type = "NotThere"
 
+    def newer(proto):
+        proto.opset_import[0].version = 99
+
     def without_scale(proto):
         names = [one.name for one in proto.graph.initializer if "scale" in one.name]
         for one in [one for one in proto.graph.initializer if one.name == names[0]]:
@@ -302,6 +305,10 @@ def test_files_that_are_no_export_of_it_are_one_line(pair, tmp_path):
         (cut, "cannot be read as ONNX"),
         (empty, "Export it again"),
         (changed(file, tmp_path / "strange.onnx", strange), "ONNX Runtime cannot run strange.onnx"),
+        (
+            changed(file, tmp_path / "newer.onnx", newer),
+            r"newer.onnx: it is of opset 99, and this version knows opsets up to \d+\. Export it",
+        ),
         (
             changed(int8, tmp_path / "scale.onnx", without_scale),
             "ONNX Runtime cannot run|expected one input",

@@ -261,6 +261,11 @@ def _refuse_few(count: int, where: str) -> None:
 def _photographs(
     folder: str | Path, size: Size, limit: int, labelled: Labelled | None, levels: Levels | None
 ) -> Pictures:
+    if limit < LEAST:
+        raise UserError(
+            f"diff: limit: expected at least {LEAST} photographs, got {limit}: fewer leave the tests "
+            "nothing to vary over."
+        )
     archive, every = listed(folder, "diff")
     _refuse_few(min(len(every), limit), str(folder))
     refuse_bombs()
