@@ -34,6 +34,7 @@ def test_folders_are_the_classes_of_the_network_by_their_names(tmp_path):
     labels, said = read(folder, known=("ape", "bee", "cat", "dog", "elk"))
     assert labels == [0, 2, 3]
     assert "by the names of the network's classes" in said and "guess" not in said
+    assert "3 folders of 5 classes (ape, bee, cat" in said
 
 
 def test_folders_named_by_numbers_are_ordered_as_asked_and_a_guess_is_said(tmp_path):

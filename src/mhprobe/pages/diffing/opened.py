@@ -326,5 +326,6 @@ def _classes(
     if guess:
         at = next(place for place, name in enumerate(folders) if name != numbered[place])
         source += f"; in the order of numbers {numbered[at]} stands in the place of {folders[at]}"
-    taken = f"{len(folders)} folders ({short(', '.join(classes), 60)})"
+    some = f" of {len(classes)} classes" if len(folders) < len(classes) else ""
+    taken = f"{len(folders)} folders{some} ({short(', '.join(classes), 60)})"
     return classes, Reading("classes", taken, source, guess, "--classes number" if guess else "")
