@@ -152,6 +152,7 @@ SOMETHING = {  # the same options where they have an effect
     ("mask", ("weights=random",)): (
         *("masking.select_on=test", "search=exact", "masking.steps=3", "search.several.least=8"),
     ),
+    ("mask", ("weights=gone.safetensors",)): ("data.root=conf",),  # whose data nobody can know
     ("claims", ("weights=random", "evidence.draws=5")): ("search=exact",),
     ("study", ("weights=random", "+paper=byun_kim")): ("search=exact",),
     ("studies.voita", ("weights=random",)): ("gates.lr=.5", "optim.lr=.5"),

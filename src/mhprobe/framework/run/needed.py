@@ -7,6 +7,7 @@ words of the command that will run elsewhere.
 
 import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -157,8 +158,9 @@ def _takes_slopes(part: Mapping[str, Any]) -> bool:
 
 
 def reads_root(cfg: Config) -> bool:
-    """Return True if the data set reads a folder or an archive."""
-    return any(path[-1] == "root" for path, _ in leaves(cfg.data.get("source")))
+    """Return True if the data set reads a folder or an archive, or is named by weights that are not there."""
+    unknown = cfg.weights not in (None, "random") and not Path(str(cfg.weights)).exists()
+    return unknown or any(path[-1] == "root" for path, _ in leaves(cfg.data.get("source")))
 
 
 def _drops(cfg: Config) -> bool:
