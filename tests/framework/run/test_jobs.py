@@ -62,6 +62,35 @@ def test_a_mistake_leaves_the_settings_of_the_run_that_is_in_the_folder(tmp_path
     assert Folder(tmp_path).yaml("config/config.yaml") == {"seed": 2}
 
 
+def refused(folder, sweeping=False, written=(), ours=True):
+    if ours:
+        assert jobs.claim(str(folder)) == str(folder)
+    else:
+        folder.mkdir(parents=True)
+    with (
+        pytest.raises(UserError, match="refused"),
+        jobs.settings(folder, OmegaConf.create({"seed": 1}), ["seed=1"], sweeping),
+    ):
+        for name in written:
+            (folder / name).touch()
+        raise UserError("refused")
+
+
+def test_a_run_that_was_refused_leaves_no_folder(tmp_path):
+    refused(tmp_path / "outputs" / "demo" / "now")
+    assert not (tmp_path / "outputs" / "demo").exists()
+    assert (tmp_path / "outputs").exists()
+
+
+def test_what_a_run_had_written_and_the_folder_of_a_sweeps_job_stay_with_their_settings(tmp_path):
+    """Negative control."""
+    refused(tmp_path / "late", written=["metrics.json"])
+    refused(tmp_path / "sweep" / "0", sweeping=True)
+    refused(tmp_path / "given", ours=False)  # somebody else may be writing there
+    for folder in ("late", "sweep/0", "given"):
+        assert Folder(tmp_path / folder).overrides() == ["seed=1"]
+
+
 def test_a_job_that_is_run_again_in_its_folder_no_longer_counts_as_failed(tmp_path):
     jobs.note(tmp_path, 2, "weights: no file")
     with jobs.settings(tmp_path, OmegaConf.create({"seed": 1}), ["seed=1"]):

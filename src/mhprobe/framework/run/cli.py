@@ -168,7 +168,7 @@ def _job(
     started.append(folder)
     try:
         cfg, typed = composing.of_job(command, cfg, job.overrides.task)
-        with jobs.held(folder), jobs.settings(folder, cfg, typed):
+        with jobs.held(folder), jobs.settings(folder, cfg, typed, sweeping):
             refuse_empty(cfg, typed)
             refuse_unread(cfg, typed)
             run(command, cfg, folder, typed, words if sweeping else ())

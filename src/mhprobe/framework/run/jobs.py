@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from mhprobe.errors import UserError, first_line
 from mhprobe.io.files import write
 from mhprobe.report.runs.folder import Folder
 
+_made: set[Path] = set()  # folders that this process has made for its runs
 FAILED = "failed.json"
 
 
@@ -47,6 +49,7 @@ def claim(wanted: str) -> str:
             with contextlib.suppress(FileExistsError):
                 name = next(names)
                 os.mkdir(name)  # of two processes only one can
+                _made.add(Path(name).resolve())
                 return name
     except OSError as error:
         raise UserError(
@@ -84,10 +87,13 @@ def held(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def settings(folder: Path, cfg: DictConfig, overrides: Sequence[str]) -> Iterator[None]:
+def settings(
+    folder: Path, cfg: DictConfig, overrides: Sequence[str], sweeping: bool = False
+) -> Iterator[None]:
     """Keep the composed configuration and what was typed in ``folder/config``.
 
-    A mistake puts back what was there.
+    A mistake puts back what was there. A folder that ``claim`` has made goes if nothing else was
+    written, but for a job of a sweep (``sweeping``), whose settings the sweep's end reads.
     """
     if rank():
         yield
@@ -101,7 +107,18 @@ def settings(folder: Path, cfg: DictConfig, overrides: Sequence[str]) -> Iterato
     except (UserError, OmegaConfBaseException):
         for file, text in before.items():
             write(file, text)
+        if folder.resolve() in _made and not sweeping:
+            _forget(folder)
         raise
+
+
+def _forget(folder: Path) -> None:
+    """Remove a folder that has settings alone, and the one around it if that is empty then."""
+    with contextlib.suppress(OSError):
+        if all(path.name == "config" for path in folder.iterdir()):
+            shutil.rmtree(folder / "config")
+            folder.rmdir()
+            folder.parent.rmdir()
 
 
 def keep_typed(folder: Path, overrides: Sequence[str]) -> None:
