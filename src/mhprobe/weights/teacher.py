@@ -29,6 +29,7 @@ from mhprobe.io.progress import progress
 from mhprobe.io.tensors import packed, unpacked
 from mhprobe.weights.checkpoint import load_weights
 
+LEAST = 2**26  # bytes of answers that are read in any case: they may be to many other images
 EVERY = 60  # seconds between two files of what a teacher has answered so far
 
 
@@ -128,7 +129,7 @@ class Recalled(Teacher):
             return None
         classes, named = self.logits.shape[1], "teacher: its answers"
         images = max(data.limited(train=None).sizes["train"], data.sizes["train"])
-        most = 1_000_000 + 8 * (classes + 1) * images
+        most = LEAST + 8 * (classes + 1) * images
         tensors, of = unpacked(ordinary(self.shipped, most, named)) or ({}, {})
         digests = tensors.get("digests")
         if of.get("teacher") != self.file or digests is None:

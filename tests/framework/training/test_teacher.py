@@ -332,10 +332,10 @@ def test_a_pipe_or_a_device_beside_a_teacher_is_not_read(file, tmp_path):
     for make in (
         os.mkfifo,
         lambda path: path.symlink_to("/dev/zero"),
-        lambda path: (path.touch(), os.truncate(path, 50_000_000)),
+        lambda path: (path.touch(), os.truncate(path, 500_000_000)),
     ):
         make(answers)
-        with pytest.raises(UserError, match=r"ordinary file|50,000,000 bytes"):
+        with pytest.raises(UserError, match=r"ordinary file|500,000,000 bytes"):
             model.teacher.prepare(data, torch.device("cpu"))
         answers.unlink()
 
