@@ -30,10 +30,10 @@ AIMS = ("<= 360", "<= 3.2")
 
 
 def run(size: Size) -> Iterator[Ratio]:
-    images = size.pick(4, 200)
+    images, blocks = size.pick((4, 2), (200, 12))
     with tempfile.TemporaryDirectory() as folder:
         file = str(Path(folder, "vit.onnx"))
-        jobs = [("write", file, 0), ("compare", file, images)]
+        jobs = [("write", file, blocks, 0), ("compare", file, blocks, images)]
         _, (seconds, networks) = in_forks("benchmarks.exports", jobs)
     what = f"ViT-S/14 at 112 px and its int8 export, {images} images"
     yield single(f"{what}: seconds of CPU", seconds, AIMS[0], "two cores for 3 minutes")
@@ -41,12 +41,13 @@ def run(size: Size) -> Iterator[Ratio]:
     yield single(name, networks, AIMS[1], "two networks and 100 MB of passes")
 
 
-def in_fork(step: str, file: str, images: int) -> list[float]:
+def in_fork(step: str, file: str, blocks: int, images: int) -> list[float]:
     """Seconds of CPU, and memory over that of the libraries, as a multiple of the network's."""
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     before = peak()
-    model = timm.create_model("vit_small_patch14_dinov2", img_size=112, num_classes=10).eval()
+    shape: dict[str, Any] = {"img_size": 112, "num_classes": 10, "depth": blocks}
+    model = timm.create_model("vit_small_patch14_dinov2", **shape).eval()
     if step == "write":
         _quantised(model, Path(file))
         return [0.0, 0.0]
