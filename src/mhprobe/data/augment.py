@@ -169,17 +169,25 @@ def grey(images: Tensor) -> Tensor:
     return (images.float() * weights).sum(1, keepdim=True).round().to(torch.uint8)
 
 
+def channels_shown(channels: int) -> str:
+    """Return which channels of an image its picture shows, in words; "" for one and for three, which are all shown."""
+    if channels in (1, 3):
+        return ""
+    return (
+        f"channels 1 to 3 of {channels}" if channels > 3 else f"mean of {channels} channels, grey"
+    )
+
+
 def in_colours(images: Tensor) -> tuple[Tensor, str]:
     """(..., C, h, w) of any channels -> (..., 3, h, w), the first three, or grey; and words on what is shown."""
     channels = images.shape[-3]
-    if channels == 3:
-        return images, "image"
-    if channels > 3:
-        return images[..., :3, :, :], f"image (channels 1 to 3 of {channels})"
+    part = channels_shown(channels)
+    words = f"image ({part})" if part else "image"
+    if channels >= 3:
+        return images[..., :3, :, :], words
     mean = images.float().mean(-3, keepdim=True)
     mean = mean if images.is_floating_point() else mean.round().to(images.dtype)
-    grey = mean.expand(*images.shape[:-3], 3, *images.shape[-2:])
-    return grey, "image" if channels == 1 else f"image (mean of {channels} channels, grey)"
+    return mean.expand(*images.shape[:-3], 3, *images.shape[-2:]), words
 
 
 def resized(objects: Tensor, size: tuple[int, int]) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mhprobe.backbones import puts_out_features
 from mhprobe.data.archive import small_enough
-from mhprobe.data.augment import in_colours
+from mhprobe.data.augment import channels_shown
 from mhprobe.data.base import ImageData
 from mhprobe.data.batch import Batch
 from mhprobe.data.decoding import decode
@@ -126,10 +126,8 @@ def gallery(
         zip(_called(chosen), [names[label] for label in batch.labels.tolist()], best, strict=True)
     )
     pictures = stored.images.float() / 255
-    seen = (
-        in_colours(pictures)[1].removeprefix("image").strip(" ()")
-    )  # of other than 1 or 3 channels
-    line = f"\n{seen}" if seen else ""
+    part = channels_shown(pictures.shape[-3])
+    line = f"\n{part}" if part else ""
     headings = [_words(image, "\n→ {} {:.2f}") + line for image in shown]
 
     results: dict[str, Result] = {}
