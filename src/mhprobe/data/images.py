@@ -125,6 +125,15 @@ def by_number(name: str) -> list[tuple[bool, int, str]]:
     return [(False, int(part), "") if part.isdecimal() else (True, 0, part) for part in parts]
 
 
+def orders_apart(names: Sequence[str]) -> tuple[str, str] | None:
+    """Return the first name of the order of numbers that is not in its place among ``names``, and the one that is.
+
+    None if the orders are the same. names: in the order of texts.
+    """
+    pairs = zip(sorted(names, key=by_number), names, strict=True)
+    return next(((number, text) for number, text in pairs if number != text), None)
+
+
 def in_order(contents: Contents, order: str | list[str], where: str) -> Contents:
     """Return ``contents``, whose classes are in the order of texts, with them in another order.
 
@@ -141,13 +150,13 @@ def in_order(contents: Contents, order: str | list[str], where: str) -> Contents
             f"{len(named)} names; they differ first in {quoted(odd[0])}. {where}."
         )
     places = np.array([named.index(name) for name in text])
-    guess = not order and number != text
     source = "as given" if order else "in the order of texts"
-    if guess:
-        at = next(
-            i for i, (one, other) in enumerate(zip(text, number, strict=True)) if one != other
+    apart = None if order else orders_apart(text)
+    guess = apart is not None
+    if apart is not None:
+        source += (
+            f", as torchvision has them; timm's train.py has {apart[0]} in the place of {apart[1]}"
         )
-        source += f", as torchvision has them; timm's train.py has {number[at]} in the place of {text[at]}"
     option = "classes=number" if guess else "classes"
     first = ", ".join(named[:4]) + (" ..." if len(named) > 4 else "")
     contents.readings.insert(

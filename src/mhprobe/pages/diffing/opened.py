@@ -15,7 +15,7 @@ from mhprobe.data.archive import LeftOut
 from mhprobe.data.augment import normalise
 from mhprobe.data.decoding import Levels, Size, decode, levels_given, refuse_bombs
 from mhprobe.data.draws import evenly
-from mhprobe.data.images import Notes, OfSet, by_number, class_list
+from mhprobe.data.images import Notes, OfSet, by_number, class_list, orders_apart
 from mhprobe.data.photos import listed
 from mhprobe.differences.compare import LEAST, Batch, Batches, Null
 from mhprobe.differences.exported import Onnx
@@ -309,13 +309,12 @@ def _classes(
             "each class."
         )
     order = class_list(labelled.classes)
-    numbered = sorted(folders, key=by_number)
-    guess = not order and not labelled.known and numbered != folders
+    apart = None if order or labelled.known else orders_apart(folders)
     if isinstance(order, list) or (not order and labelled.known):
         classes = order if isinstance(order, list) else list(labelled.known)
         source = "as given" if order else "by the names of the network's classes"
     else:
-        classes = numbered if order == "number" else folders
+        classes = sorted(folders, key=by_number) if order == "number" else folders
         source = "as given" if order else "in the order of texts"
     if odd := [name for name in folders if name not in classes]:
         raise UserError(
@@ -323,9 +322,9 @@ def _classes(
             f"{len(classes)} classes ({short(', '.join(classes), 100)}). Name all classes in the "
             "order of the network's logits with --classes FILE, one a line."
         )
-    if guess:
-        at = next(place for place, name in enumerate(folders) if name != numbered[place])
-        source += f"; in the order of numbers {numbered[at]} stands in the place of {folders[at]}"
+    if apart is not None:
+        source += f"; in the order of numbers {apart[0]} stands in the place of {apart[1]}"
     some = f" of {len(classes)} classes" if len(folders) < len(classes) else ""
     taken = f"{len(folders)} folders{some} ({short(', '.join(classes), 60)})"
+    guess = apart is not None
     return classes, Reading("classes", taken, source, guess, "--classes number" if guess else "")
