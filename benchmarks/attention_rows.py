@@ -37,7 +37,7 @@ AIM = "<= 1.1"
 QUERIES = {"class": AIM, "mean": ""}
 MEASURED = "measures"
 HOOKS, NNSIGHT, MATRICES = "hooks by hand", "nnsight", "matrices of all blocks"
-SMALL, BY_MATRICES = "a batch by rows", "a batch by matrices"  # of small images
+BY_MATRICES = "measures by matrices"
 MATRIX = ("attn", "attn_grad")
 LARGE = "ViT-L"
 SIX = ("entropy", "attention_distance", "attention_range", "position", "sinks", "no_op")
@@ -58,7 +58,7 @@ def run(size: Size) -> Iterator[Ratio]:
         yield from _memory(side, {way: taken[side, way, 1] for way in ("", *QUERIES, *ways)})
     jobs = [
         (several, MEASURED, 1),
-        (small, SMALL, images),
+        (small, MEASURED, images),
         (small, BY_MATRICES, images),
         (size.pick(28, 518), LARGE, 1),
     ]
@@ -197,14 +197,14 @@ def _batch(pixels: int, images: int = 1) -> Batch:
 def in_fork(pixels: int, query: str, images: int = 1) -> Any:
     """MiB beyond the model and the images; of LARGE the peak and seconds.
 
-    query: "" for the forward pass, MEASURED, SMALL or BY_MATRICES for all measures of attention.
+    query: "" for the forward pass, MEASURED or BY_MATRICES for all measures of attention.
     """
     if query == LARGE:
         return _large(pixels)
     model, batch = _model(pixels), _batch(pixels, images)
     image = batch.images[:1]
     before = peak()
-    if query in (MEASURED, SMALL):
+    if query == MEASURED:
         _measured(model, batch)
     elif query == BY_MATRICES:
         _measured(model, batch, beside=MATRIX)

@@ -146,7 +146,7 @@ class JSDistance(MeanOfAttention):
         queries_b = (sums_bWHQ.sum(2) > 0).sum((1, 2)).double()
         own_bH = (sum_x_ln_x(rows) if self.clark else piece.x_ln_x).sum((1, 3))
         made = _Rows(rows, own_bH, sums_bWHQ.sum((1, 3)), queries_b)
-        return self._scaled(_divergences(made, made, above=True)), queries_b
+        return self._scaled(_of_heads(made, made, above=True)), queries_b
 
     def _add_heads(self, heads: Tensor, js_bGG: Tensor, queries_b: Tensor) -> None:
         weight_b = torch.ones_like(queries_b) if self.clark else queries_b
@@ -357,7 +357,7 @@ class JSDistance(MeanOfAttention):
         if places_alone(site) != places_alone(other) and not site.line:
             moved = _rearranged(theirs.rows, other, site)
             theirs = theirs._replace(rows=moved, own=_x_ln_x(moved, site.line))
-        js_bHH += _divergences(ours, theirs, above=a == b, text=site.line)
+        js_bHH += _of_heads(ours, theirs, above=a == b, text=site.line)
 
 
 class _Rows(NamedTuple):
@@ -378,7 +378,7 @@ def _smoothed(rows: Tensor, pairs: Tensor) -> Tensor:
     return 0.999 * rows + 0.001 * even_over(pairs)[:, None]
 
 
-def _divergences(ours: _Rows, theirs: _Rows, above: bool, text: bool = False) -> Tensor:
+def _of_heads(ours: _Rows, theirs: _Rows, above: bool, text: bool = False) -> Tensor:
     """(b, H, G) sum over queries of the divergences of two sites' heads, in nats; 0 where they are not asked.
 
     above: of one site, and only pairs above the diagonal.
