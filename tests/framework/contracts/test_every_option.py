@@ -107,6 +107,8 @@ USED = {  # option -> the module, below src/mhprobe, that uses its value
     "gates.mask": "framework/run/networks.py",
     "gates.penalty": "framework/run/networks.py",
     "gates.*": "framework/run/networks.py",
+    "masking.fill": "framework/run/questions.py",
+    "paper.masking.fill": "framework/run/questions.py",
     "masking.curves.*": "masking/parts/curve.py",
     "paper.masking.curves.*": "masking/parts/curve.py",
     "masking.*": "framework/questions/masking.py",

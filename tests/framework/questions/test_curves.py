@@ -12,9 +12,10 @@ import mhprobe
 from curves import curve
 from mhprobe.data.base import InputSpec
 from mhprobe.data.batch import Batch
-from mhprobe.framework.questions import masking as masking_module
-from mhprobe.framework.questions.masking import Masking, Subject
+from mhprobe.framework.questions import scorers as scorers_module
+from mhprobe.framework.questions.masking import Masking
 from mhprobe.framework.questions.material import Material
+from mhprobe.framework.questions.subject import Subject
 from mhprobe.masking.base import Scored
 from mhprobe.masking.parts import cache
 from mhprobe.masking.parts.cache import cache_key
@@ -103,13 +104,15 @@ def _key_of_kept_answers(kind, training_images, monkeypatch, tmp_path):
         sizes={"val": 7, "test": 7},
         images_of=lambda split: {"train": training_images}.get(split, split),
     )
-    material = Material(module.gates.layout, module, data, first=False)
+    masking = Masking({}, tmp_path, score=kind)
+    material = Material(module.gates.layout, module, data, masking=masking, first=False)
     material.facts = {"weights": "same"}
     outputs, labels, keys = torch.rand(7, 5), torch.zeros(7, dtype=torch.long), []
     score = kind(outputs, labels) if kind.unmasked else kind()
-    monkeypatch.setattr(masking_module, "MaskCache", lambda folder, key: keys.append(key))
-    masking = Masking({}, tmp_path, score=kind, _scores={"test": score}, _fills={"zero": None})
-    masking.evaluate(material, "test", SimpleNamespace(name="curve", fill="zero", rescale=False))
+    monkeypatch.setattr(scorers_module, "MaskCache", lambda folder, key: keys.append(key))
+    scorer = material.scorers.on("test")
+    scorer.score, scorer.fills.found = score, {"zero": None}
+    scorer.under(SimpleNamespace(name="curve", fill="zero", rescale=False))
     return keys[0]
 
 

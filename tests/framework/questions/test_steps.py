@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import mhprobe.framework.questions.masking
+import mhprobe.framework.questions.scorers
 import mhprobe.mask
 import runs
 from mhprobe.masking.base import Scores
@@ -64,13 +64,13 @@ def test_each_job_writes_its_step_of_the_whole_curve(command, whole, tmp_path, m
 
 def test_orders_are_searched_once_and_then_read(command, tmp_path, monkeypatch):
     made = []
-    make = mhprobe.framework.questions.masking.Evaluator
+    make = mhprobe.framework.questions.scorers.Evaluator
 
     def remembering(*args, **kwargs):
         made.append((kwargs["label"], make(*args, **kwargs)))
         return made[-1][1]
 
-    monkeypatch.setattr(mhprobe.framework.questions.masking, "Evaluator", remembering)
+    monkeypatch.setattr(mhprobe.framework.questions.scorers, "Evaluator", remembering)
 
     def computed(step: int, cache: str) -> int:
         """Image-forwards on validation, where orders are chosen, of all searched curves together."""

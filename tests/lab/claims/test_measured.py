@@ -148,7 +148,7 @@ def test_each_draw_of_validation_images_chooses_an_order_of_its_own(made, monkey
     first, second = (each.positions for each in evidence._on_draws)
     assert len(first) == len(second) == 10 and not {*first.tolist()} & {*second.tolist()}
     masks = torch.eye(6, dtype=torch.bool)
-    whole = evidence.material.described.evaluate(evidence.material, "validation", evidence._spec)
+    whole = evidence.material.scorers.on("validation").under(evidence._spec)
     expected = whole(masks).right.double()
     assert torch.equal(
         evidence.chosen(masks), torch.stack([expected[:, of].mean(1) for of in (first, second)])

@@ -6,6 +6,7 @@ pass.
 """
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,9 @@ from mhprobe.data.base import ImageData
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.framework.questions import stored
-from mhprobe.framework.questions.masking import Masking, Subject
+from mhprobe.framework.questions.masking import Masking
+from mhprobe.framework.questions.scorers import Scorers
+from mhprobe.framework.questions.subject import Subject
 from mhprobe.heads import Need
 from mhprobe.io.code import ABOVE, our_digest, stands_on
 from mhprobe.io.progress import progress
@@ -129,10 +132,16 @@ class Material(Subject):
         """
         for name in names or self.curve_names:
             if name not in self.measurements.curves:
-                self.measurements.curves[name] = self.described.curve(self, name)
+                self.measurements.curves[name] = self.described.curve(name, self.scorers)
         return [
             curve for name in names or self.curve_names for curve in self.measurements.curves[name]
         ]
+
+    @functools.cached_property
+    def scorers(self) -> Scorers:
+        """Scorers of masks, one per split. UserError if no masking curves are described."""
+        masking = self.described
+        return Scorers(self, masking.select_on, masking.score, masking.cache, masking.shares)
 
     def masked_heads(self, curves: Sequence[Curve]) -> list[MaskedHead]:
         """Return the heads that the searched curves mask, each redundant or inert, if asked for.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError
-from mhprobe.framework.questions.masking import Masking, Subject
+from mhprobe.framework.questions.scorers import Scorer
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Scores
 from mhprobe.masking.parts.curve import CurveSpec
@@ -49,12 +49,10 @@ class OnDraw(Evaluate):
         self.images, self.scored = len(positions), whole.scored
 
     @classmethod
-    def of(
-        cls, masking: Masking, material: Subject, spec: CurveSpec, positions: Tensor
-    ) -> "OnDraw":
-        """Return the scores on validation images at ``positions``, with the fill and scale of a curve."""
-        every, alone = (masking.evaluate(material, "validation", spec) for _ in range(2))
-        alone.batches, alone.images = material.walk(positions, "val"), len(positions)
+    def of(cls, scorer: Scorer, spec: CurveSpec, positions: Tensor) -> "OnDraw":
+        """Return the scores on the split's images at ``positions``, with the fill and scale of a curve."""
+        every, alone = (scorer.under(spec) for _ in range(2))
+        alone.batches, alone.images = scorer.walk(positions), len(positions)
         alone.cache = None  # its key would name all images of the split
         return cls(every, alone, positions)
 

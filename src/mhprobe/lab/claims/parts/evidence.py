@@ -106,7 +106,7 @@ class Evidence:
         self._refuse_guessing()
         if name not in self._paths:
             spec = self.material.described.named(name)
-            units = spec.limited_units(self.layout, self.material.described.costs(self.material))
+            units = spec.limited_units(self.layout, self.material.scorers.costs)
             on = self._on_draws if spec.order.searches else self._on_draws[:1]
             paths = [path for each in on for path in spec.order.paths(units, self.layout, each)]
             steps = min(len(path.names) for path in paths)
@@ -160,8 +160,8 @@ class Evidence:
         """Scores on each draw of validation images."""
         validation = self.material.data.sizes["val"]
         parts = positions_of(validation, self.counts.draws, self.counts.choice)
-        masking, spec = self.material.described, self._spec
-        return [OnDraw.of(masking, self.material, spec, positions) for positions in parts]
+        scorer, spec = self.material.scorers.on("validation"), self._spec
+        return [OnDraw.of(scorer, spec, positions) for positions in parts]
 
     @property
     def _spec(self) -> CurveSpec:
@@ -180,7 +180,7 @@ class Evidence:
 
     @functools.cached_property
     def _evaluate(self) -> Evaluate:
-        return self.material.described.evaluate(self.material, "test", self._spec)
+        return self.material.scorers.on("test").under(self._spec)
 
     def _refuse_guessing(self) -> None:
         """UserError for a network that is no better than a guess: it has no accuracy to lose."""

@@ -219,7 +219,7 @@ def classes_at_steps(material: Material) -> dict[str, Result]:
     results = {}
     for curve in reported(material):
         (trace,) = curve.traces
-        score = material.described.evaluate(material, "test", material.described.named(curve.name))
+        score = material.scorers.on("test").under(material.described.named(curve.name))
         accuracy, p, p_holm = cells(score(trace.mask).right.cpu(), labels, data.num_classes)
         p, p_holm = (part * torch.nan if curve.optimistic else part for part in (p, p_holm))
         off = trace.mask.sum(1).tolist()
