@@ -38,6 +38,7 @@ from mhprobe.measures.parts.places import (
     attention_of,
     chunks,
     even_over,
+    in_cache,
     places_alone,
     places_in,
     places_of,
@@ -386,21 +387,26 @@ def _of_heads(ours: _Rows, theirs: _Rows, above: bool, text: bool = False) -> Te
     count = ours.own.shape[1]
     js_bHG = ours.own.new_zeros(len(ours.own), count, theirs.own.shape[1])
     shifted = ours.rows + 1e-300  # 0 ln 0 is 0, and this changes no other x
-    # two tensors for all pairs: fresh ones of this size cost more than the logarithm
-    both_bWGQK, logs_bWGQK = torch.empty_like(theirs.rows), torch.empty_like(theirs.rows)
-    over = (0, 3, 4) if text else (1, 3, 4)  # a text is a window
     for h in range(count - 1 if above else count):
         others = slice(h + 1 if above else 0, None)
         one, some = shifted[:, :, h : h + 1], theirs.rows[:, :, others]
-        both = torch.add(one, some, out=both_bWGQK[:, :, others])
-        logs = torch.log(both, out=logs_bWGQK[:, :, others])
-        both_bG = logs.mul_(both).sum(over)
+        both_bG = _sum_of_both(one, some, (0, 3, 4) if text else (1, 3, 4))  # a text is a window
         # H((p + q) / 2) - (H(p) + H(q)) / 2, with s = p + q. A key that only q has adds q ln 2 / 2:
         # that is in its mass, so keys that were left out in rearranging are accounted for
         mass_bG = ours.mass[:, h, None] + theirs.mass[:, others]
         own_bG = ours.own[:, h, None] + theirs.own[:, others]
         js_bHG[:, h, others] = (own_bG - both_bG + math.log(2) * mass_bG) / 2
     return js_bHG
+
+
+def _sum_of_both(one: Tensor, some: Tensor, over: tuple[int, ...]) -> Tensor:
+    """(b, G) sum of s ln s, of the sum s of rows (b, W, 1, Q, K) above 0 and rows (b, W, G, Q, K)."""
+    parts = math.ceil(some.numel() / in_cache(some))
+    sums = []
+    for a, b in zip(one.chunk(parts, 3), some.chunk(parts, 3), strict=True):
+        both = a + b
+        sums.append(both.log().mul_(both).sum(over))
+    return torch.stack(sums).sum(0)
 
 
 def _in_order(attn: Tensor, order_bT: Tensor) -> Tensor:

@@ -65,9 +65,7 @@ class Sinks(MeanOfAttention):
         gives = row_bWHQK >= GIVES
         if places.start is None:
             gives = gives & places.pairs[:, None]
-        gives_bWHK = torch.zeros_like(row_bWHQK[:, :, :, 0], dtype=torch.long)
-        image, window, head, _, key = gives.nonzero(as_tuple=True)
-        gives_bWHK.index_put_((image, window, head, key), key.new_ones(()), accumulate=True)
+        gives_bWHK = gives.sum(3, dtype=torch.int32).long()  # a third of the time of sums in int64
         whole = self.whole(piece, piece.columns, gives_bWHK, places.pairs.sum(1))
         if whole is None:
             return
