@@ -26,7 +26,6 @@ from mhprobe import measures as all_measures
 from mhprobe.backbones import (
     attach,
     backbone_of,
-    channels_of,
     input_spec,
     puts_out_features,
     readings_of,
@@ -359,12 +358,13 @@ def photos(
 ) -> PhotoLoader:
     """Make a loader of the photos in a folder, with the size, mean and deviation that ``model`` expects.
 
-    The loader can be read repeatedly. It gives (B, 3, height, width) batches in the order of
-    ``loader.files``; of a model for grey images (B, 1, height, width). ``loader.readings`` says how
-    files were interpreted, and where mean and deviation are from.
+    The loader can be read repeatedly. It gives (B, C, height, width) batches in the order of
+    ``loader.files``, of as many channels as the model takes. ``loader.readings`` says how files were
+    interpreted, and where mean and deviation are from.
 
-    folder: a folder, .tar or .zip with images at any depth; those that cannot be read are left out,
-    with a warning. model: a model of a supported family.
+    folder: a folder, .tar or .zip with images at any depth, or with .npy arrays (height, width, C)
+    for a model of other than 1 or 3 channels; those that cannot be read are left out, with a
+    warning. model: a model of a supported family.
     limit: largest number of images, taken evenly from all.
     mean, std: of the pixels in [0, 1] that the model was trained on, per channel or one for all.
     None takes the model's own; of a transformers model those of its processor; if there is none, a
@@ -372,18 +372,12 @@ def photos(
     levels: the value of a white pixel, e.g. 4095, or of a black and a white one. None takes 8 bits as
     they are, and of more the fewest that hold the largest value, and one line says so.
     Raises UserError for a folder without images, and for a model that does not state its input
-    size, or takes other than 1 or 3 channels.
+    size.
     """
     given = {"folder": folder, "batch_size": batch_size, "limit": limit}
     refuse_misfits(photos, given, "photos")
     refuse_no_model("photos", model)
     backbone = backbone_of(model)
-    if (channels := channels_of(backbone)) not in (1, 3):
-        raise UserError(
-            "photos: model: expected one that takes images of 3 channels, or 1, got one that takes "
-            f"{channels}. Make batches "
-            f"of your own: any loader will do."
-        )
     spec, reading = seen_by(backbone, mean, std, "photos")
     loader = PhotoLoader(folder, **spec, batch_size=batch_size, limit=limit, levels=levels)
     loader.tell(reading)

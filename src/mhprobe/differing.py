@@ -38,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
             options.limit,
             _labelled(options, first),
             options.levels,
+            len(first.spec["mean"]),
         )
         result = diff(
             first, second, read, tolerance=limits, null=options.null, ablation=options.ablation

@@ -500,12 +500,6 @@ def test_a_network_of_grey_images_says_how_many_channels_it_takes():
         len(mhprobe.measure(grey, [torch.rand(2, 1, 8, 8)], [mhprobe.measures.Entropy])["entropy"])
         == 3
     )
-    two = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, in_chans=2)
-    with pytest.raises(
-        mhprobe.UserError,
-        match=r"^photos: model: expected .* 3 channels, or 1, got one that takes 2\.",
-    ):
-        mhprobe.photos(".", two)
     coloured = LOCATED["csatv2"]()  # its first convolution is behind a transform of 64 channels
     with pytest.raises(mhprobe.UserError, match=r"^images: expected 3 x "):
         mhprobe.measure(

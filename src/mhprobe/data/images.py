@@ -320,6 +320,10 @@ def is_image(file: str) -> bool:
     return not hidden(file) and file.lower().endswith(SUFFIXES)
 
 
+def is_array(file: str) -> bool:
+    return not hidden(file) and file.lower().endswith(ARRAYS)
+
+
 def decode_all(
     archive: Archive,
     places: dict[str, tuple[Any, ...]],

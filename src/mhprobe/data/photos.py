@@ -16,9 +16,17 @@ from torch import Tensor
 
 from mhprobe.data.archive import Archive, LeftOut, open_archive
 from mhprobe.data.augment import GREY, grey, normalise
-from mhprobe.data.decoding import levels_given
+from mhprobe.data.decoding import channels_in, levels_given
 from mhprobe.data.draws import evenly, stratified
-from mhprobe.data.images import SUFFIXES, ImageFolder, Notes, decode_all, hidden, is_image
+from mhprobe.data.images import (
+    SUFFIXES,
+    ImageFolder,
+    Notes,
+    decode_all,
+    hidden,
+    is_array,
+    is_image,
+)
 from mhprobe.data.source import Contents, Wanted, is_wanted
 from mhprobe.errors import UserError
 from mhprobe.io.readings import LEFT_OUT, Reading, log_readings
@@ -40,9 +48,9 @@ UNREAD = (
 
 
 def listed(root: str | Path, asker: str) -> tuple[Archive, list[str]]:
-    """Open a folder or archive and list its images by name.
+    """Open a folder or archive and list its images by name: photographs, and .npy arrays of any channels.
 
-    Raises UserError, for ``asker``, if there are none.
+    ``suited`` takes those that fit a network. Raises UserError, for ``asker``, if there are none.
     """
     place = Path(root).expanduser()
     if not place.exists():
@@ -70,11 +78,37 @@ def _photographs(archive: Archive, left_out: LeftOut) -> list[str]:
         )
         text = "%s: %s, in formats that are not read (the first: %s). Save them as JPEG."
         log.warning(text, archive.path, how_many, unread[0])
-    return [file for file in names if is_image(file)]
+    return [file for file in names if is_image(file) or is_array(file)]
+
+
+def suited(files: Sequence[str], channels: int | None = None) -> list[str]:
+    """Return the photographs among the files, or the arrays where there are none.
+
+    channels: of a network's images; other than 1 or 3 takes arrays before photographs.
+    """
+    arrays = [file for file in files if is_array(file)]
+    photographs = [file for file in files if not is_array(file)]
+    either = photographs or arrays
+    return either if channels in (None, 1, 3) else arrays or either
+
+
+def of_channels(image: np.ndarray, channels: int, where: str) -> np.ndarray:
+    """Return an image (height, width, C) that fits a network of so many channels; colours fit 1, too.
+
+    UserError for another number.
+    """
+    has = image.shape[-1]
+    if has == channels or (has, channels) == (3, 1):
+        return image
+    arrays = f" Give .npy arrays (height, width, {channels})." if channels not in (1, 3) else ""
+    raise UserError(
+        f"root: {where} has {counted(has, 'channel')}, expected {channels}, as the network takes."
+        f"{arrays}"
+    )
 
 
 class Photos(ImageFolder):
-    """Photographs without labels.
+    """Photographs without labels, or .npy arrays (height, width, channels) of any channels.
 
     root: folder or archive; files that are hidden, no images or damaged are left out. stored_size,
     levels: as for ImageFolder. test_fraction: share of them that heads are judged on; the others
@@ -103,7 +137,7 @@ class Photos(ImageFolder):
     def scan(self) -> Contents:
         archive = open_archive(self.root)
         left_out: LeftOut = {}
-        files = _photographs(archive, left_out)
+        files = suited(_photographs(archive, left_out))
         if len(files) < LEAST:
             raise UserError(
                 f"root: {archive.path} has {len(files)} images, expected at least {LEAST} "
@@ -130,7 +164,20 @@ class Photos(ImageFolder):
 
         labels = {split: alike[chosen] for split, chosen in numbers.items()}
         about: dict[str, Any] = {"readings": readings, "may_lack": True, "some": images}
+        if is_array(files[0]):
+            about["channels"] = _channels(archive, files)
         return Contents((), labels, self.stored_size, images, **about)
+
+
+def _channels(archive: Archive, files: Sequence[str]) -> int:
+    """Number of channels of the first array that can be read. UserError, of the first, if none can."""
+    first: UserError | None = None
+    for file, data in archive.read(files, {}):
+        try:
+            return channels_in(data, file)
+        except UserError as error:
+            first = first or error
+    raise first or UserError(f"root: {archive.path} has no arrays that can be read.")
 
 
 def _told_left_out(archive: Archive, left_out: LeftOut) -> Reading:
@@ -142,7 +189,10 @@ def _told_left_out(archive: Archive, left_out: LeftOut) -> Reading:
 
 
 class PhotoLoader:
-    """Batches (B, 3, height, width) float32 of the photos in a folder or archive, by name, without labels.
+    """Batches (B, C, height, width) float32 of the photos in a folder or archive, by name, without labels.
+
+    C is the number of channels of ``mean`` and ``std``: 3; 1, which shows colours in grey; or that of
+    .npy arrays (height, width, C).
 
     Each photo is scaled until it covers ``size`` (height, width) in pixels, its middle is cut out,
     and normalised by ``mean`` and ``std`` per channel of pixels in [0, 1]. It is decoded at the
@@ -169,11 +219,12 @@ class PhotoLoader:
             )
         self.levels = levels_given(levels, "photos: levels")
         self.archive, every = listed(root, "photos")
+        every = suited(every, len(mean))
         self.files = [every[number] for number in evenly(limit or len(every), len(every))]
         self.size, self.mean, self.std, self.batch_size = size, tuple(mean), tuple(std), batch_size
         crop = f"the middle, scaled to {size[1]} x {size[0]} pixels"
         self.readings = {"size": Reading("size", crop, "the network's")}
-        if len(self.mean) == 1:
+        if len(self.mean) == 1 and not is_array(self.files[0]):
             self.tell(Reading("colours", GREY, "since the network takes one channel"))
 
     def __len__(self) -> int:
@@ -186,19 +237,24 @@ class PhotoLoader:
 
     def __iter__(self) -> Iterator[Tensor]:
         for pixels in self._pixels.split(self.batch_size):
-            if len(self.mean) == 1:
+            if (len(self.mean), pixels.shape[1]) == (1, 3):
                 pixels = grey(pixels)
             yield normalise(pixels, self.size, self.mean, self.std)
 
     @functools.cached_property
     def _pixels(self) -> Tensor:
-        """(N, 3, height, width) uint8, in the order of ``files``."""
+        """(N, C, height, width) uint8, in the order of ``files``."""
         readings: Notes = []
         left_out: LeftOut = {}
         places = {file: (file,) for file in self.files}
-        decoded = dict(
-            decode_all(self.archive, places, self.size, True, self.levels, readings, left_out)
-        )
+        decoded = {}
+        for file, image in decode_all(
+            self.archive, places, self.size, True, self.levels, readings, left_out
+        ):
+            try:
+                decoded[file] = of_channels(image, len(self.mean), file)
+            except UserError as error:
+                left_out[file] = error
         if not decoded:
             raise UserError(
                 f"photos: {self.archive.path} has no photographs that can be read: "

@@ -91,3 +91,45 @@ def test_what_holds_no_photographs_is_refused(tmp_path, model):
         mhprobe.UserError, match=r"batch_size and limit are at least 1, got 32 and 0"
     ):
         mhprobe.photos(tmp_path, model, limit=0)  # it once meant all of them
+
+
+def of_channels(channels):
+    return timm.create_model(
+        "vit_tiny_patch16_224",
+        img_size=32,
+        patch_size=8,
+        embed_dim=12,
+        depth=1,
+        num_heads=3,
+        in_chans=channels,
+    ).eval()
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4, 13])
+def test_arrays_of_as_many_channels_as_the_model_takes_are_its_images(tmp_path, channels):
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 32, 32, channels), dtype=np.uint8)
+    for number, image in enumerate(pixels):
+        np.save(tmp_path / f"{number}.npy", image)
+    loader = mhprobe.photos(tmp_path, of_channels(channels), mean=0, std=1)
+    expected = torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255
+    torch.testing.assert_close(next(iter(loader)), expected, atol=1e-6, rtol=0)
+    assert "colours" not in loader.readings  # nothing was turned grey
+
+
+def test_arrays_stand_before_photographs_only_where_photographs_do_not_fit(folder):
+    where, _ = folder
+    np.save(where / "d.npy", np.zeros((32, 32, 4), np.uint8))
+    assert mhprobe.photos(where, of_channels(4)).files == ["d.npy"]
+    assert mhprobe.photos(where, of_channels(3)).files == ["b.png", "c.png", "sea/a.png"]
+
+
+def test_an_image_of_other_channels_costs_itself_alone(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros((32, 32, 4), np.uint8))
+    np.save(tmp_path / "b.npy", np.zeros((32, 32, 5), np.uint8))
+    loader = mhprobe.photos(tmp_path, of_channels(4))
+    assert next(iter(loader)).shape == (1, 4, 32, 32) and loader.files == ["a.npy"]
+    with pytest.raises(
+        mhprobe.UserError,
+        match=r"a\.npy has 4 channels, expected 13, as the network takes\. Give \.npy arrays",
+    ):
+        next(iter(mhprobe.photos(tmp_path, of_channels(13))))

@@ -13,6 +13,7 @@ import weakref
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 from torch import nn
 
@@ -557,3 +558,30 @@ def test_a_limit_below_what_tests_need_is_called_the_limit_and_not_the_folder(tm
     model = loud()
     with pytest.raises(mhprobe.UserError, match=r"diff: limit: expected at least 4 .* got 3"):
         mhprobe.diff(model, model, tmp_path, limit=3)
+
+
+@pytest.mark.parametrize(("channels", "given"), [(1, 1), (1, 3), (2, 2), (13, 13)])
+def test_images_of_any_channels_are_compared_and_colours_turn_grey_for_one(channels, given):
+    torch.manual_seed(0)
+    before = timm.create_model(
+        "vit_tiny_patch16_224",
+        img_size=32,
+        patch_size=8,
+        embed_dim=12,
+        depth=2,
+        num_heads=3,
+        in_chans=channels,
+        num_classes=5,
+    ).eval()
+    after = copy.deepcopy(before)
+    disturb(after, 1, 2, "V")
+    pixels = torch.randint(0, 256, (IMAGES, given, 32, 32), dtype=torch.uint8)
+    found = mhprobe.diff(before, after, pixels, show_progress=False)
+    assert [row["head"] for row in found.heads.dicts() if row["flagged"]] == [5]
+    assert "data:image/jpeg" in found.page()
+
+
+def test_images_of_other_channels_than_the_networks_take_are_one_line():
+    pixels = torch.zeros(IMAGES, 4, 32, 32, dtype=torch.uint8)
+    with pytest.raises(mhprobe.UserError, match=r"expected .* a tensor \(N, 3, height, width\)"):
+        mhprobe.diff(tiny_vit(), tiny_vit(), pixels, show_progress=False)

@@ -84,3 +84,23 @@ def test_masks_are_of_the_same_names_and_bright_where_it_is_salient(tmp_path):
     Image.fromarray(drawn).save(tmp_path / "two" / "a.png")
     with pytest.raises(UserError, match=r"a\.png and \S*a\.png for a\.jpg"):
         masks(tmp_path, ["a.jpg"], (40, 40))
+
+
+@pytest.mark.parametrize(
+    ("channels", "shown"), [(1, ""), (2, "mean of 2 channels, grey"), (13, "channels 1 to 3 of 13")]
+)
+def test_arrays_keep_their_channels_and_their_pictures_say_which_they_show(
+    tmp_path, channels, shown
+):
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 16, 16, channels), dtype=np.uint8)
+    for number, image in enumerate(pixels):
+        np.save(tmp_path / f"{number}.npy", image)
+    found = photographs(listed(tmp_path, "look"), 16, channels=channels)
+    np.testing.assert_array_equal(found.pixels, pixels.transpose(0, 3, 1, 2))
+    assert found.notes == ([f"Pictures show {shown}."] if shown else [])
+    assert all(picture.startswith("data:image/jpeg;base64,") for picture in found.pictures)
+
+
+def test_photographs_for_a_network_of_other_channels_are_refused_with_what_to_give(folder):
+    with pytest.raises(UserError, match=r"has 3 channels, expected 13, .* Give \.npy arrays"):
+        photographs(listed(folder, "look"), 16, channels=13)

@@ -12,16 +12,17 @@ from torch import Tensor, nn
 
 from mhprobe.backbones import gives_features
 from mhprobe.data.archive import LeftOut
-from mhprobe.data.augment import normalise
+from mhprobe.data.augment import channels_shown, grey, normalise
 from mhprobe.data.decoding import Levels, Size, decode, levels_given, refuse_bombs
 from mhprobe.data.draws import evenly
 from mhprobe.data.images import Notes, OfSet, by_number, class_list, orders_apart
-from mhprobe.data.photos import listed
+from mhprobe.data.photos import listed, of_channels, suited
 from mhprobe.differences.compare import LEAST, Batch, Batches, Null
 from mhprobe.differences.exported import Onnx
 from mhprobe.differences.sides import Side, Torch
 from mhprobe.errors import UserError, quoted, short
 from mhprobe.io.readings import Reading
+from mhprobe.io.written import counted
 from mhprobe.pages.looking.network import FOUND, Asked, Network, chosen, coloured
 
 Given = nn.Module | str | Path | Network
@@ -102,7 +103,13 @@ def classes_of(side: Side) -> bool:
 
 
 def refuse_other_images(a: Opened, b: Opened) -> None:
-    """Raise UserError for two networks of other image sizes."""
+    """Raise UserError for two networks of images of other sizes, or of other channels."""
+    channels = [len(one.spec["mean"]) for one in (a, b)]
+    if channels[0] != channels[1]:
+        raise UserError(
+            f"diff: {a.side.name} takes images of {counted(channels[0], 'channel')} and "
+            f"{b.side.name} of {channels[1]}. Give two networks of the same images."
+        )
     if tuple(a.spec["size"]) != tuple(b.spec["size"]):
         sizes = [" x ".join(map(str, one.spec["size"])) for one in (a, b)]
         raise UserError(
@@ -163,7 +170,7 @@ def guessed_null(a: Side, b: Side) -> tuple[Null, str]:
 
 
 class Pictures(NamedTuple):
-    """Images of a comparison. pixels: (N, 3, side, side) uint8, or floats that are normalised already.
+    """Images of a comparison. pixels: (N, C, side, side) uint8, or floats that are normalised already.
 
     labels: (N,) int64 or None. names: of files. notes: on files left out, and on the order of
     classes. classes: their number; None where labels are numbers.
@@ -193,10 +200,16 @@ class Pictures(NamedTuple):
                 if part.dtype != torch.uint8:
                     yield Batch(part, part, labels)
                     continue
-                ours, theirs = (normalise(part, of["size"], of["mean"], of["std"]) for of in (a, b))
-                yield Batch(ours, theirs, labels)
+                yield Batch(_as_expected(part, a), _as_expected(part, b), labels)
 
         return walk
+
+
+def _as_expected(pixels: Tensor, of: dict[str, Any]) -> Tensor:
+    """Pixels as a network expects them: size, mean, std; colours in grey where it takes one channel."""
+    if (len(of["mean"]), pixels.shape[1]) == (1, 3):
+        pixels = grey(pixels)
+    return normalise(pixels, of["size"], of["mean"], of["std"])
 
 
 class Labelled(NamedTuple):
@@ -217,25 +230,30 @@ def pictures(
     limit: int,
     labelled: Labelled | None = None,
     levels: float | Sequence[float] | None = None,
+    channels: int = 3,
 ) -> Pictures:
     """Read the images of a comparison.
 
-    images: a folder or archive, (N, 3, height, width) uint8, or floats, normalised. labelled: the
+    images: a folder or archive, (N, C, height, width) uint8, or floats, normalised. channels: C of
+    the network; photographs fit 3, and 1 in grey; of other numbers a folder has .npy arrays. labelled: the
     folders that photographs stand in are their classes; None for none. size: of the network's
     images, (height, width) or the side of squares. levels: the value of white, or of black and
     white, in files of more than 8 bits; None finds it. Raises UserError for fewer than ``LEAST``,
     for labels of another number, for what is no image, and for levels beside a tensor.
     """
     if isinstance(images, str | Path):
-        return _photographs(images, size, limit, labelled, levels_given(levels, "diff: levels"))
+        given = levels_given(levels, "diff: levels")
+        return _photographs(images, size, limit, labelled, given, channels)
     if levels is not None:
         raise UserError(
             "diff: levels: is of files; a tensor of images has been read. Leave it out."
         )
-    if not isinstance(images, Tensor) or images.dim() != 4 or images.shape[1] != 3:
+    fits = isinstance(images, Tensor) and images.dim() == 4
+    colours_in_grey = fits and channels == 1 and images.dtype == torch.uint8
+    if not fits or images.shape[1] not in {channels, 3 if colours_in_grey else channels}:
         got = tuple(images.shape) if isinstance(images, Tensor) else quoted(images)
         raise UserError(
-            f"diff: images: expected a folder, or a tensor (N, 3, height, width), got {got}."
+            f"diff: images: expected a folder, or a tensor (N, {channels}, height, width), got {got}."
         )
     if images.dtype != torch.uint8 and not images.is_floating_point():
         raise UserError(
@@ -250,16 +268,22 @@ def pictures(
     return Pictures(images, labels, [f"image {number}" for number in range(len(images))], [])
 
 
-def _refuse_few(count: int, where: str) -> None:
+def _refuse_few(count: int, where: str, left_out: Sequence[str] = ()) -> None:
     if count < LEAST:
+        because = f" {left_out[0]}" if left_out else ""
         raise UserError(
             f"diff: {where}: expected at least {LEAST} photographs, got {count}: fewer leave the "
-            "tests nothing to vary over."
+            f"tests nothing to vary over.{because}"
         )
 
 
 def _photographs(
-    folder: str | Path, size: Size, limit: int, labelled: Labelled | None, levels: Levels | None
+    folder: str | Path,
+    size: Size,
+    limit: int,
+    labelled: Labelled | None,
+    levels: Levels | None,
+    channels: int,
 ) -> Pictures:
     if limit < LEAST:
         raise UserError(
@@ -267,6 +291,7 @@ def _photographs(
             "nothing to vary over."
         )
     archive, every = listed(folder, "diff")
+    every = suited(every, channels)
     _refuse_few(min(len(every), limit), str(folder))
     refuse_bombs()
     read, left_out = {}, list[str]()
@@ -276,18 +301,21 @@ def _photographs(
     wide = OfSet(archive, taken, readings)  # one white for all files of more than 8 bits
     for name, data in archive.read(taken, faults):
         try:
-            read[name] = decode(data, size, True, name, levels or wide.levels)
+            image = decode(data, size, True, name, levels or wide.levels)
+            read[name] = of_channels(image, channels, name)
         except UserError as error:
             left_out.append(f"Left out: {str(error).removeprefix('root: ')}")
     left_out += [f"Left out: {str(error).removeprefix('root: ')}" for error in faults.values()]
     left_out += [f"{one._replace(option=f'--{one.option}')}." for one in readings]
     names = sorted(read)
-    _refuse_few(len(names), str(folder))
+    _refuse_few(len(names), str(folder), left_out)
     if len(every) > limit:
         left_out.insert(
             0, f"{len(names)} of the {len(every)} photographs are taken, evenly by name."
         )
     pixels = torch.from_numpy(np.stack([read[name] for name in names])).permute(0, 3, 1, 2)
+    if part := channels_shown(pixels.shape[1]):
+        left_out.append(f"Pictures show {part}.")
     if labelled is None:
         return Pictures(pixels, None, names, left_out)
     folders = sorted({PurePosixPath(name).parent.name for name in every})

@@ -66,7 +66,8 @@ def diff(  # noqa: PLR0913 -- a notebook's door: each argument is a keyword of i
         timm name. b was made from a: tuned, pruned, quantised, in another precision; or it is an
         ONNX file of a.
     images: a folder or archive of photographs, of which at most ``limit`` are taken, evenly by
-        name; or (N, 3, height, width) uint8, or floats that are normalised for both. At least four.
+        name; or of .npy arrays (height, width, C) for networks of C channels; or (N, C, height,
+        width) uint8, or floats that are normalised for both. At least four.
     labels: (N,) int64, for accuracy. tolerance: a share that own errors of heads and blocks, and
         with labels the loss of accuracy, may not exceed; or a dict of head, block, logits,
         agreement, accuracy.
@@ -90,11 +91,11 @@ def diff(  # noqa: PLR0913 -- a notebook's door: each argument is a keyword of i
     limits, asked = tolerances(tolerance), Asked(mean, std)
     _refuse_normalised(images, asked)
     first = a if isinstance(a, Opened) else opened(a, asked=asked)
-    size = first.spec["size"]
+    size, channels = first.spec["size"], len(first.spec["mean"])
     read = (
         images
         if isinstance(images, Pictures)
-        else pictures(images, labels, size, limit, levels=levels)
+        else pictures(images, labels, size, limit, levels=levels, channels=channels)
     )
     with taking(output):
         if exported(b):

@@ -17,7 +17,7 @@ from mhprobe.differences.words import Found, share
 from mhprobe.heads import HeadSite, wide
 from mhprobe.pages.diffing.opened import Pictures
 from mhprobe.pages.html.page import render
-from mhprobe.pages.html.pictures import encoded
+from mhprobe.pages.html.pictures import colours_of, encoded
 from mhprobe.recording.record import in_raster_order
 
 PHOTOS = 3  # of a page
@@ -213,4 +213,4 @@ def _picture(pixels: Tensor) -> str:
     if pixels.dtype != torch.uint8:
         low, high = pixels.min(), pixels.max()
         pixels = (255 * (pixels - low) / (high - low).clamp(min=1e-9)).byte()
-    return encoded(pixels.permute(1, 2, 0).contiguous().numpy(), "jpeg", quality=82)
+    return encoded(colours_of(pixels.permute(1, 2, 0).numpy()), "jpeg", quality=82)

@@ -7,7 +7,10 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from PIL import Image, UnidentifiedImageError, features
+
+from mhprobe.data.augment import in_colours
 
 ROOM = 4_000_000  # bytes of a page that figures may take
 PIXELS = 40_000_000  # of a figure: a bomb is small as a file
@@ -28,6 +31,12 @@ class Picture(NamedTuple):
 def data_url(data: bytes, kind: str) -> str:
     """Return the picture as a data URL. kind: jpeg, png, webp."""
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def colours_of(pixels: np.ndarray) -> np.ndarray:
+    """(height, width, C) pixels of any channels -> (height, width, 3): the first three, or grey."""
+    image = torch.tensor(np.ascontiguousarray(pixels)).permute(2, 0, 1)
+    return in_colours(image)[0].permute(1, 2, 0).contiguous().numpy()
 
 
 def encoded(pixels: np.ndarray, kind: str, **options: Any) -> str:

@@ -146,18 +146,12 @@ def coloured(
 ) -> Network:
     """Return the network with the mean and deviation that were given, with a line on how inputs are interpreted.
 
-    where: the command, for the line. Raises UserError for images of other than 1 or 3 channels, and
-    numbers that no pixels have.
+    where: the command, for the line. Raises UserError for numbers that no pixels have.
     """
     model = backbone_of(network.model)
-    if (channels := channels_of(model)) not in (1, 3):
-        raise UserError(
-            f"{where}: model: expected one that takes images of 3 channels, or 1, got one that takes "
-            f"{channels}; photographs have no others."
-        )
     seen, reading = seen_by(model, mean, std, where)
     readings = {**readings_of(network.model), reading.what: reading}
-    if channels == 1:
+    if channels_of(model) == 1:
         brightness = Reading("colours", GREY, "since the network takes one channel")
         readings[brightness.what] = brightness
     log_readings(readings.values(), log, where)

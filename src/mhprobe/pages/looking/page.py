@@ -73,7 +73,8 @@ def look(  # noqa: PLR0913 -- a notebook's door: each argument is a keyword of i
 
     model: a network of a supported family; or the name of a run, a file or a folder of weights,
         hf-hub:owner/name, or a model of timm's.
-    folder: of photographs, or a .tar or .zip of them; at most ``limit`` are taken, evenly by name.
+    folder: of photographs, or of .npy arrays (height, width, C) for a network of C channels, or a
+        .tar or .zip of them; at most ``limit`` are taken, evenly by name.
     weights: of any training for a model of timm's, or "random"; by default they are downloaded.
     size: pixels of the
         side of its images; by default its own.
@@ -103,10 +104,11 @@ def look(  # noqa: PLR0913 -- a notebook's door: each argument is a keyword of i
     asked = Asked(mean, std, prefix, leave_out)
     network = coloured(chosen(model, weights, size, asked=asked), mean, std)
     side: tuple[int, int] = network.spec["size"]
-    photos = photographs(there, side, limit, given)
+    photos = photographs(there, side, limit, given, len(network.spec["mean"]))
     objects = None if masks_in is None else masks(masks_in, photos.names, side)
     weight = next(network.model.parameters())
-    pixels = grey(photos.pixels) if len(network.spec["mean"]) == 1 else photos.pixels
+    colours_in_grey = (len(network.spec["mean"]), photos.pixels.shape[1]) == (1, 3)
+    pixels = grey(photos.pixels) if colours_in_grey else photos.pixels
     images = normalise(pixels, side, network.spec["mean"], network.spec["std"]).to(weight)
 
     def begun(form: Form, pack: str) -> None:

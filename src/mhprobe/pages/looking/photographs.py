@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from mhprobe.data.archive import Archive, LeftOut, open_archive
-from mhprobe.data.augment import resized
+from mhprobe.data.augment import channels_shown, resized
 from mhprobe.data.decoding import Levels, Size, decode, refuse_bombs
 from mhprobe.data.draws import evenly
 from mhprobe.data.images import Notes, OfSet, is_image, readable
+from mhprobe.data.photos import of_channels, suited
 from mhprobe.errors import UserError
-from mhprobe.pages.html.pictures import encoded
+from mhprobe.pages.html.pictures import colours_of, encoded
 from mhprobe.weights.networks import some
 
 SHOWN = 448  # pixels of a photograph's longer side in a page
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 class Photographs(NamedTuple):
     """The middle of N photographs, in the shape of a network's images.
 
-    names: files. pixels: (N, 3, height, width) uint8, for the network. pictures: JPEG as data URLs,
+    names: files. pixels: (N, C, height, width) uint8, for the network. pictures: JPEG as data URLs,
     for the page.
     notes: how many of the folder's photographs these are, if not all, how they were interpreted, and
     a line per unreadable file.
@@ -40,16 +41,21 @@ class Photographs(NamedTuple):
 
 
 def photographs(
-    there: tuple[Archive, list[str]], size: Size, limit: int = 12, levels: Levels | None = None
+    there: tuple[Archive, list[str]],
+    size: Size,
+    limit: int = 12,
+    levels: Levels | None = None,
+    channels: int = 3,
 ) -> Photographs:
     """Read at most ``limit`` photographs, evenly by name, as images of ``size``.
 
     there: as of ``listed``. size: pixels of the side of squares, or (height, width). levels: as for
-    ``decode``; None finds those of files of more than 8 bits.
+    ``decode``; None finds those of files of more than 8 bits. channels: of the network's images;
+    colours are for 1, too.
 
     Raises UserError where none of them can be read.
     """
-    archive, every = there
+    archive, every = there[0], suited(there[1], channels)
     of_network = (size, size) if isinstance(size, int) else size
     scale = SHOWN / max(of_network)
     shown = (max(1, round(of_network[0] * scale)), max(1, round(of_network[1] * scale)))
@@ -62,9 +68,10 @@ def photographs(
     for name, data in archive.read(chosen, faults):
         try:
             as_read = levels or wide.levels
+            image = decode(data, of_network, True, readable(name), as_read)
             read[name] = [
-                decode(data, pixels, True, readable(name), as_read)
-                for pixels in (of_network, shown)
+                of_channels(image, channels, readable(name)),
+                decode(data, shown, True, readable(name), as_read),
             ]
         except UserError as error:
             left_out.append(str(error).removeprefix("root: "))
@@ -81,8 +88,11 @@ def photographs(
             f"{len(names)} of the {len(every)} photographs in the folder are shown, evenly by "
             "name.",
         )
-    pixels = torch.from_numpy(np.stack([read[name][0] for name in names])).permute(0, 3, 1, 2)
-    pictures = [encoded(read[name][1], "jpeg", quality=QUALITY) for name in names]
+    images = np.stack([read[name][0] for name in names])
+    if part := channels_shown(images.shape[-1]):
+        notes.append(f"Pictures show {part}.")
+    pixels = torch.from_numpy(images).permute(0, 3, 1, 2)
+    pictures = [encoded(colours_of(read[name][1]), "jpeg", quality=QUALITY) for name in names]
     return Photographs([readable(name) for name in names], pixels, pictures, notes)
 
 
