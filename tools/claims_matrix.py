@@ -197,6 +197,7 @@ def write_tables(names: Sequence[str]) -> None:
     for path in found.values():
         rows_of(path)  # refuses a missing one
     compared = OUT / "claims_compared"
+    shutil.rmtree(compared, ignore_errors=True)  # it may be of fewer networks
     command("compare", *(str(OUT / "claims" / name) for name in names), "--out", str(compared))
     shutil.copyfile(compared / "figures" / "claims.png", FIGURE)
     TABLES.mkdir(parents=True, exist_ok=True)
