@@ -83,16 +83,8 @@ def images_and_labels(item: Any, label: str | None = None) -> tuple[Tensor, Tens
     if isinstance(item, Tensor):
         return item, None
     names = LABELS if label is None else (label,)
-    images: Sequence[Any] = ()
-    labels: Sequence[Any] = ()
-    if isinstance(item, Mapping):
-        images, labels = ([item[name] for name in of if name in item] for of in (IMAGES, names))
-    elif isinstance(item, tuple | list):
-        images, labels = item[:1], item[1:2]
-    # the first of each that is a tensor or can be one
-    stacked, numbers = (
-        next(filter(torch.is_tensor, map(_stacked, parts)), None) for parts in (images, labels)
-    )
+    images, labels = _candidates(item, names)
+    stacked, numbers = _first_tensor(images), _first_tensor(labels)
     without = not labels or labels[0] is None
     if stacked is None or not (without or numbers is not None):
         raise UserError(_texts(item, names, labels) if stacked is not None else _unknown(item))
@@ -103,6 +95,19 @@ def images_and_labels(item: Any, label: str | None = None) -> tuple[Tensor, Tens
     if numbers is not None and numbers.dim() != 1:
         raise UserError(_another_form(item, stacked, numbers, names))
     return stacked, numbers
+
+
+def _candidates(item: Any, names: Sequence[str]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Return what may be the images of an item, and what may be its labels. names: a dict's keys of labels."""
+    if isinstance(item, Mapping):
+        images = [item[name] for name in IMAGES if name in item]
+        return images, [item[name] for name in names if name in item]
+    return (item[:1], item[1:2]) if isinstance(item, tuple | list) else ((), ())
+
+
+def _first_tensor(parts: Sequence[Any]) -> Tensor | None:
+    """Return the first of the parts that is a tensor or can be one; None if none is."""
+    return next(filter(torch.is_tensor, map(_stacked, parts)), None)
 
 
 def _refuse_several(item: Mapping[Any, Any], images: Tensor, labels: Sequence[str]) -> None:

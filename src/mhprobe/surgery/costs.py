@@ -256,33 +256,35 @@ def _table(
     repeats: int,
     multiple: int,
 ) -> Mapping[str, Any]:
+    """Return the table of a file; measure it, and write it, where the file is not there yet."""
     wanted = {
         "machine": f"{device_name(images.device)}, torch {torch.__version__}",
         "images": len(images),
-    }
-    wanted |= {
         "size": [*images.shape[2:]],
         "units": layout.counted,
         "layout": layout.digest,
         "multiple": multiple,
+        # networks of the same heads may have other patches or MLPs
+        "flops": count_flops(model, images[:1]),
     }
-    wanted["flops"] = count_flops(
-        model, images[:1]
-    )  # networks of the same heads may have other patches or MLPs
+    if file is not None and file.exists():
+        return _table_of_file(file, wanted, layout)
+    masks = [evenly(layout, share, multiple) for share in TABLE_SHARES]
+    whole, seconds = layer_times(model, layout, masks, images, repeats)
+    widths = [[int((~part).sum()) for part in layout.split(mask)] for mask in masks]
+    of_sites = list(zip(*widths, strict=True))
+    table = {**wanted, "whole": whole, "seconds": seconds, "widths": of_sites}
+    if file is not None:
+        write(file, (json.dumps(table) + "\n").encode())
+    return table
+
+
+def _table_of_file(file: Path, wanted: Mapping[str, Any], layout: HeadLayout) -> Mapping[str, Any]:
+    """Return the table of a file.
+
+    UserError if it is none, is of another network or machine than ``wanted``, or is damaged.
+    """
     table: Any = None
-    if file is None or not file.exists():
-        masks = [evenly(layout, share, multiple) for share in TABLE_SHARES]
-        whole, seconds = layer_times(model, layout, masks, images, repeats)
-        widths = [[int((~part).sum()) for part in layout.split(mask)] for mask in masks]
-        table = {
-            **wanted,
-            "whole": whole,
-            "seconds": seconds,
-            "widths": list(zip(*widths, strict=True)),
-        }
-        if file is not None:
-            write(file, (json.dumps(table) + "\n").encode())
-        return table
     with contextlib.suppress(OSError, ValueError):
         table = json.loads(file.read_text())
     if not isinstance(table, dict) or not all(
@@ -292,23 +294,16 @@ def _table(
             f"latency_table: {file} is no table of latency. Name a file that is not there yet."
         )
     for key, value in wanted.items():
-        if (
-            table.get(key, value if key in ("units", "flops") else None) != value
-        ):  # older tables lack them
+        lacking = value if key in ("units", "flops") else None  # older tables lack these two
+        if table.get(key, lacking) != value:
             raise UserError(
                 f"latency_table: {file} has {key} {quoted(table.get(key))}, expected "
                 f"{quoted(value)}. Name a "
                 f"file that is not there yet: it is measured here."
             )
-    measured, times = (
-        [len(row) for row in table[key]] for key in ("widths", "seconds")
-    )  # of each site
-    if (
-        measured != times
-        or not all(measured)
-        or len(times) != len(layout.sites)
-        or table["whole"] <= 0
-    ):
+    widths, times = ([len(row) for row in table[key]] for key in ("widths", "seconds"))
+    every_site = len(times) == len(layout.sites) and all(widths)
+    if widths != times or not every_site or table["whole"] <= 0:
         raise UserError(
             f"latency_table: {file} is damaged: numbers are missing. Name a file that is not there "
             "yet."

@@ -20,13 +20,14 @@ import hashlib
 import json
 import os
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import nn
+from torch import Tensor, nn
 
 from mhprobe.backbones import attach, build, channels_of, layout_of, slice_sites
 from mhprobe.backbones.parts import narrow
@@ -101,21 +102,14 @@ def load_weights(path: str | Path, **changes: float) -> tuple[nn.Module, dict[st
         raise UserError(
             f"weights: {wrong} Give a .safetensors with its .json, or a .ckpt of mhprobe.train."
         )
-    state, description, gate_values = (_from_checkpoint if path.suffix == ".ckpt" else _from_pair)(
-        path
-    )
-    for key, rate in changes.items():
-        if key in SWITCHES and isinstance(rate, bool):
-            continue
-        check_setting(description["backbone"]["name"], key, rate, path)
-        if not isinstance(rate, int | float) or not 0 <= rate < 1:
-            raise UserError(f"{key}: expected a share from 0 to below 1, got {rate}.")
+    read = _from_checkpoint if path.suffix == ".ckpt" else _from_pair
+    state, description, gate_values = read(path)
+    _check_changes(changes, description["backbone"]["name"], path)
     description["backbone"] = {**description["backbone"], **changes}
     if description.get("timm") is not None:
         description["timm"] = for_timm(description)  # which has what changed, too
-    if (
-        description.get("gates") is not None
-    ):  # in a checkpoint: learned in another form than their values
+    # in a checkpoint: learned in another form than their values
+    if description.get("gates") is not None:
         gate_values = torch.tensor([float(value) for value in description["gates"]])
     misfit = f"weights: {path} does not fit the backbone it names"
     model: Any = _built(description, path, state, misfit)
@@ -125,28 +119,42 @@ def load_weights(path: str | Path, **changes: float) -> tuple[nn.Module, dict[st
     ):
         model.load_state_dict(in_float32(state))
     if gate_values is not None and not (gate_values == 1).all():
-        gates = attach(model)
-        heads = gates.layout.num_heads
-        if gate_values.numel() > heads:  # neurons have some, too, or alone
-            alone = gate_values.numel() == layout_of(model, {"neuron"}).num_heads
-            gates = attach(model, units={"neuron"} if alone else KINDS)
-        if gate_values.shape != gates.values.shape:
-            beside = (
-                f" of heads, or {gates.layout.num_heads} with neurons"
-                if gates.layout.num_heads > heads
-                else ""
-            )
-            raise UserError(
-                f"weights: {path} has {gate_values.numel()} gates, expected {heads}{beside}."
-            )
-        with torch.no_grad():
-            gates.values.copy_(gate_values)
+        _attach_gates(model, gate_values, path)
     heads = layout_of(model).num_heads
-    if (kept := gates_kept(description)) is not None and len(kept) != heads:
+    kept = gates_kept(description)
+    if kept is not None and len(kept) != heads:
         raise UserError(
             f"weights: the JSON of {path} has {len(kept)} gates_kept, expected {heads}."
         )
     return model.eval(), description
+
+
+def _check_changes(changes: Mapping[str, float], backbone: str, path: Path) -> None:
+    """UserError for a change that is neither a switch nor a rate of this backbone from 0 to below 1."""
+    for key, rate in changes.items():
+        if key in SWITCHES and isinstance(rate, bool):
+            continue
+        check_setting(backbone, key, rate, path)
+        if not isinstance(rate, int | float) or not 0 <= rate < 1:
+            raise UserError(f"{key}: expected a share from 0 to below 1, got {rate}.")
+
+
+def _attach_gates(model: nn.Module, values: Tensor, path: Path) -> None:
+    """Attach gates with these values: of heads, of heads and neurons, or of neurons alone.
+
+    UserError for a number of values that is none of these.
+    """
+    gates = attach(model)
+    heads = gates.layout.num_heads
+    if values.numel() > heads:
+        alone = values.numel() == layout_of(model, {"neuron"}).num_heads
+        gates = attach(model, units={"neuron"} if alone else KINDS)
+    if values.shape != gates.values.shape:
+        units = gates.layout.num_heads
+        beside = f" of heads, or {units} with neurons" if units > heads else ""
+        raise UserError(f"weights: {path} has {values.numel()} gates, expected {heads}{beside}.")
+    with torch.no_grad():
+        gates.values.copy_(values)
 
 
 def load_pruned(path: str | Path) -> nn.Module:

@@ -107,12 +107,8 @@ def gallery(
         )
     stored = opened(data, chosen)
     unlabelled = (stored.labels < 0).any()
-    if unlabelled and (
-        asking := [name for name, kind in kinds.items() if getattr(kind, "target", None) == "label"]
-    ):
-        raise UserError(
-            f"images: a file has no label, which {', '.join(asking)} explains; give target=top1."
-        )
+    if unlabelled:
+        _refuse_label_as_target(kinds)
     batch = data.transform(stored, train=False).to(next(model.parameters()).device)
     features, labels = puts_out_features(model.eval()), None if unlabelled else batch.labels
     scoring = {"features": features, **options}
@@ -130,11 +126,9 @@ def gallery(
     line = f"\n{part}" if part else ""
     headings = [_words(image, "\n→ {} {:.2f}") + line for image in shown]
 
+    split = "given" if any(isinstance(image, str) for image in chosen) else "test"
+    whole = _whole(kinds, every)
     results: dict[str, Result] = {}
-    split, whole = (
-        "given" if any(isinstance(image, str) for image in chosen) else "test",
-        _whole(kinds, every),
-    )
     for kind in (kind for kind, make in kinds.items() if make.per_head):
         for number, (image, *_) in enumerate(shown):
             drawn = figures.draw_heads(pictures[number], headings[number], every[kind], number)
@@ -148,6 +142,15 @@ def gallery(
         "area under insertion, or deletion", "insertion: a better map, deletion: a worse one"
     )
     return Gallery(results, every, [_words(image, ", taken for {}") for image in shown])
+
+
+def _refuse_label_as_target(kinds: Mapping[str, MapKind]) -> None:
+    """UserError for kinds of maps that explain the label, where a file has none."""
+    asking = [name for name, kind in kinds.items() if getattr(kind, "target", None) == "label"]
+    if asking:
+        raise UserError(
+            f"images: a file has no label, which {', '.join(asking)} explains; give target=top1."
+        )
 
 
 def _words(shown: _Shown, prediction: str) -> str:

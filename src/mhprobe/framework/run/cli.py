@@ -269,23 +269,27 @@ def explain(command: str, error: Exception) -> str:
     reasons = text if error.__cause__ is None else f"{text}\n{error.__cause__}"
     if "is not in struct" in reasons or "Could not override" in reasons:
         return _unknown_key(command, text)
-    override = getattr(
-        error, "override", None
-    )  # a parser quotes only the end of what it could not read
+    # a parser quotes only the end of what it could not read
+    override = getattr(error, "override", None)
     word = override or (text.split("'")[-2] if "LexerNoViableAlt" in text else "")
     if isinstance(word, str) and (in_quotes := _in_quotes(word)):
         return f"{word}: Hydra's grammar takes such a value in quotes only: {in_quotes}."
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if override is not None and override not in text:
-        lines[0] = f"{override}: {lines[0]}"
-    elif pointing := [
-        word for word in sys.argv[1:] if "interpolation" in text.lower() and "${" in word
-    ]:
-        lines[0] = f"{' '.join(pointing)}: {lines[0]}"
+    lines[0] = _naming_the_word(override, text) + lines[0]
     group = re.search(r"Could not load '(\w+)/", text)
     if group is not None and "Available options" not in text:
         lines.append(f"Available options: {', '.join(options(group[1]))}.")
     return " ".join([lines[0] + ("" if lines[0].endswith((".", ":")) else "."), *lines[1:]])
+
+
+def _naming_the_word(override: str | None, text: str) -> str:
+    """Return the typed words that an error is about, before its first line; "" if it names them, or of none."""
+    if override is not None and override not in text:
+        return f"{override}: "
+    if "interpolation" not in text.lower():
+        return ""
+    pointing = [word for word in sys.argv[1:] if "${" in word]
+    return f"{' '.join(pointing)}: " if pointing else ""
 
 
 def _in_quotes(word: str) -> str:

@@ -175,34 +175,46 @@ def constrain(units: Units, limits: Limits, where: str, multiple: int | None = N
             f"{where}.min_heads_per_layer: expected a whole number from 0, got {quoted(floor)}."
         )
     units = dataclasses.replace(units, limits=limits if floor or targets else None)
-    most, kept_UA = units.masks.any(0), units.masks
+    most_A = units.masks.any(0)
+    kept_UA = units.masks
     if "neuron" in layout.kinds:
-        kept_UA = kept_UA & torch.tensor(
-            [u < (1 if site.kind == "head" else multiple or 1) for _, u, site in layout]
-        )
-        for site, part in zip(
-            layout.sites, layout.split(most), strict=True
-        ):  # views; a site's units cost the same
-            size = (multiple or 1) if site.kind == "neuron" else 1
-            part[: -(-floor // size) * size] = False
-    elif not limits.reached(torch.zeros_like(most)) and not units.candidates([]):
+        first_A = [u < (1 if site.kind == "head" else multiple or 1) for _, u, site in layout]
+        kept_UA = kept_UA & torch.tensor(first_A)
+        _keep_floor(most_A, layout, floor, multiple or 1)
+    elif not limits.reached(torch.zeros_like(most_A)) and not units.candidates([]):
         raise UserError(
             f"{where}: min_heads_per_layer={floor} leaves no unit to mask: each would take a layer "
             f"below it. Lower it, or mask smaller units (units=head)."
         )
     elif floor:
-        most = units.masks[units.chosen(len(units), lambda order, left: left[0])].any(0)
-    if (
-        multiple is not None and most.all()
-    ):  # the costliest unit may be the last: no order stops later
-        left_TU = torch.stack([target.cost(~kept_UA) for target in targets])
-        if all(
-            target.value + ROUNDING < left_U.max()
-            for target, left_U in zip(targets, left_TU, strict=True)
-        ):
-            most = ~kept_UA[left_TU[0].argmax()]
-    check_reached(units, most, where)
+        most_A = units.masks[units.chosen(len(units), lambda order, left: left[0])].any(0)
+    if multiple is not None and most_A.all():
+        most_A = _all_but_costliest(most_A, kept_UA, targets)
+    check_reached(units, most_A, where)
     return units
+
+
+def _keep_floor(most_A: Tensor, layout: HeadLayout, floor: int, multiple: int) -> None:
+    """Keep the first units of every site out of ``most_A``, at least ``floor``, neurons in whole multiples.
+
+    Units of one site cost the same, so that it does not matter which stay.
+    """
+    for site, part in zip(layout.sites, layout.split(most_A), strict=True):  # views
+        size = multiple if site.kind == "neuron" else 1
+        part[: -(-floor // size) * size] = False
+
+
+def _all_but_costliest(most_A: Tensor, kept_UA: Tensor, targets: Sequence[Target]) -> Tensor:
+    """Return (A,) bool, all but the costliest unit, which may be the last: no order stops later.
+
+    ``most_A`` where some target is above what every single unit leaves.
+    """
+    left_TU = torch.stack([target.cost(~kept_UA) for target in targets])
+    below = (
+        target.value + ROUNDING < left_U.max()
+        for target, left_U in zip(targets, left_TU, strict=True)
+    )
+    return ~kept_UA[left_TU[0].argmax()] if all(below) else most_A
 
 
 class Unreached(UserError):
