@@ -12,7 +12,7 @@ import math
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from timm.models import vision_transformer
@@ -90,13 +90,8 @@ def _told(plain: State, state: State, model: nn.Module) -> tuple[list[str], list
             resampled[key] = _resampled(key, value, state[key], plain.get(PATCHES), model)
         else:
             gone[key] = value
-    made = {
-        key: value
-        for key, value in state.items()
-        if key not in plain
-        and key not in {*renamed.values()}
-        and not any(key in names[1:] for names in by_storage.values())
-    }
+    known = {*plain, *renamed.values(), *_other_names(by_storage)}
+    made = {key: value for key, value in state.items() if key not in known}
     changes = _patterns(resampled)
     sources = {key: value for key, value in gone.items() if _beside(key, made)}
     if sources:
@@ -105,6 +100,11 @@ def _told(plain: State, state: State, model: nn.Module) -> tuple[list[str], list
         changes.append(f"timm's translation leaves out {grouped(left)}")
     names = [f"{old} is {new}" for old, new in renamed.items()]
     return changes, [f"{len(names)} names are translated: {some(names, 2)}"] if names else []
+
+
+def _other_names(by_storage: Mapping[int, Sequence[str]]) -> set[str]:
+    """Return the names of tensors that have another name before it."""
+    return {name for names in by_storage.values() for name in names[1:]}
 
 
 def _beside(key: str, made: Mapping[str, Any]) -> bool:

@@ -91,22 +91,8 @@ def _page(runs: Sequence[Run], ranking: Result | None) -> str:
             {"setting": key, **dict(zip(names, of, strict=True))} for key, of in settings
         ],
     }
-    tables = [
-        {
-            "name": name,
-            "columns": list(of[0]),
-            "rows": [atlas.short(list(row.values())) for row in of],
-        }
-        for name, of in rows.items()
-        if of
-    ]
-    lines = [
-        {**line, "run": name}
-        for run, name in zip(runs, names, strict=True)
-        for line in atlas.lines(run)
-    ]
-    if stepped:
-        lines = _joined(lines, {row["run"]: row["group"] for row in stepped})
+    tables = [_table(name, of) for name, of in rows.items() if of]
+    lines = _lines(runs, names, stepped)
     return render(
         "compare.html.jinja",
         {
@@ -126,6 +112,24 @@ def _page(runs: Sequence[Run], ranking: Result | None) -> str:
         swept=bool(stepped),
         has={"heads": bool(heads and measures), "curves": bool(lines)},
     )
+
+
+def _table(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a table of the page. rows: one or more, with the same columns."""
+    short = [atlas.short(list(row.values())) for row in rows]
+    return {"name": name, "columns": list(rows[0]), "rows": short}
+
+
+def _lines(
+    runs: Sequence[Run], names: Sequence[str], stepped: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the masking curves of all runs; of a sweep over steps one for each group. stepped: rows of ``swept``."""
+    lines = [
+        {**line, "run": name}
+        for run, name in zip(runs, names, strict=True)
+        for line in atlas.lines(run)
+    ]
+    return _joined(lines, {row["run"]: row["group"] for row in stepped}) if stepped else lines
 
 
 def difference(a: Estimate, b: Estimate) -> Estimate:
@@ -240,48 +244,66 @@ def _heads(
     names: Sequence[str], heads: Sequence[Mapping[str, Any]], measures: Sequence[Mapping[str, Any]]
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Compare head by head with the first run: a row each, by its change of rank; and sentences on how many differ."""
-    rows, text = list[dict[str, Any]](), list[str]()
-    beside = (
-        (measure, *pair)
-        for measure in measures
-        for pair in zip(names[1:], measure["runs"][1:], strict=True)
-    )
-    for measure, name, other in beside:
-        first = measure["runs"][0]
-        down = ([math.inf if v is None else -v for v in run["value"]] for run in (first, other))
-        ranks = [
-            rankdata(values, "min").astype(int).tolist() for values in down
-        ]  # 1: largest, the missing last
-        sure, gaps = None not in (first["low"], other["low"]), list[Estimate]()
-        for head, before, after in zip(range(len(first["value"])), *ranks, strict=True):
-            if (a := _estimate(first, head)) is None or (b := _estimate(other, head)) is None:
-                continue
-            gaps.append(difference(a, b))
-            gap, low, high = gaps[-1]
-            row = {"measure": measure["key"], "run": name, "head": head}
-            row |= {
-                "block": heads[head]["block"],
-                "index": heads[head]["index"],
-                "first": a[0],
-                "this": b[0],
-            }
-            row |= {"difference": gap, "low": low if sure else None, "high": high if sure else None}
-            row |= {"changed": int(low > 0 or high < 0) if sure else None}
-            rows.append(
-                {**row, "rank_first": before, "rank_this": after, "rank_moved": after - before}
-            )
-        freedom = min((run["freedom"] for run in (first, other) if run["freedom"]), default=None)
-        if sure and gaps and freedom is not None:
-            gap_A, low_A, high_A = torch.tensor(gaps, dtype=torch.float64).unbind(1)
-            p = holm(
-                p_of_interval(gap_A, torch.where(gap_A > 0, gap_A - low_A, high_A - gap_A), freedom)
-            )
-            text.append(
-                f"By {measure['name']} {int(significant(p).sum())} of {len(gaps)} heads of {name} "
-                "differ from those of "
-                f"{names[0]} (Holm over heads, 5 %; the runs taken as independent)."
-            )
+    rows: list[dict[str, Any]] = []
+    text: list[str] = []
+    for measure in measures:
+        first, *others = measure["runs"]
+        for name, other in zip(names[1:], others, strict=True):
+            changes = _changes(first, other)
+            about = {"measure": measure["key"], "run": name}
+            for change in changes:
+                head = heads[change["head"]]
+                place = {"block": head["block"], "index": head["index"]}
+                rows.append({**about, "head": change["head"], **place, **change})
+            count = _differing(first, other, changes)
+            if count is not None:
+                text.append(
+                    f"By {measure['name']} {count} of {len(changes)} heads of {name} "
+                    "differ from those of "
+                    f"{names[0]} (Holm over heads, 5 %; the runs taken as independent)."
+                )
     return sorted(rows, key=lambda row: -abs(row["rank_moved"])), text
+
+
+def _changes(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the change of each head that both runs have a value of: a difference, and ranks.
+
+    low, high, changed: None where one of the runs has no interval.
+    """
+    sure = None not in (first["low"], other["low"])
+    changes: list[dict[str, Any]] = []
+    for head, (before, after) in enumerate(zip(_ranks(first), _ranks(other), strict=True)):
+        a = _estimate(first, head)
+        b = _estimate(other, head)
+        if a is None or b is None:
+            continue
+        gap, low, high = difference(a, b)
+        change: dict[str, Any] = {"head": head, "first": a[0], "this": b[0], "difference": gap}
+        change |= {"low": low if sure else None, "high": high if sure else None}
+        change |= {"changed": int(low > 0 or high < 0) if sure else None}
+        change |= {"rank_first": before, "rank_this": after, "rank_moved": after - before}
+        changes.append(change)
+    return changes
+
+
+def _ranks(run: Mapping[str, Any]) -> list[int]:
+    """Return the rank of each head's value: 1 for the largest, the missing last."""
+    down = [math.inf if value is None else -value for value in run["value"]]
+    ranks: list[int] = rankdata(down, "min").astype(int).tolist()
+    return ranks
+
+
+def _differing(
+    first: Mapping[str, Any], other: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]
+) -> int | None:
+    """Return the number of heads that differ, by Holm over heads at 5 %; None without intervals or freedom."""
+    freedom = min((run["freedom"] for run in (first, other) if run["freedom"]), default=None)
+    if not changes or changes[0]["low"] is None or freedom is None:
+        return None
+    gaps = [[change[key] for key in ("difference", "low", "high")] for change in changes]
+    gap_A, low_A, high_A = torch.tensor(gaps, dtype=torch.float64).unbind(1)
+    half_A = torch.where(gap_A > 0, gap_A - low_A, high_A - gap_A)
+    return int(significant(holm(p_of_interval(gap_A, half_A, freedom))).sum())
 
 
 def _numbers_only(

@@ -356,22 +356,25 @@ def pareto(rows: Sequence[Mapping[str, Any]], batch: int = 64) -> Figure:
     with style.grid(len(sides), (2.4, 2.4), (0.45, 0), (0.6, 0.5, right, 0.3)) as (figure, places):
         for (axes, first, _), (label, cost) in zip(places, sides, strict=True):
             for number, method in enumerate(methods):
-                shade, marker = style.colour(number)
                 of_method = [of_cells[cell] for cell in ordered if cell[1] == method]
                 x = [statistics.fmean(map(cost, cells)) for cells in of_method]
                 y = [[100 * row[stage] for row in cells] for cells in of_method]
-                again: Any = {"ls": "--", "mfc": "white"} if number >= len(COLOURS) else {}
-                ends = [[*map(statistics.fmean, y)], [*map(min, y)], [*map(max, y)]]
-                style.band(
-                    axes, x, ends, shade, marker=marker, markersize=3, lw=1, label=method, **again
-                )
+                _method(axes, number, method, x, y)
             axes.plot(1, 100 * dense, "*", color="0.2", markersize=8, label="dense", zorder=3)
-            limits = (
-                min(map(cost, rows)) - 0.1,
-                max(1.0, *map(cost, rows)) + 0.05,
-            )  # slower than dense, some are
+            costs = [cost(row) for row in rows]
+            limits = (min(costs) - 0.1, max(1.0, *costs) + 0.05)  # slower than dense, some are
             axes.set(
                 xlabel=label, xlim=limits, ylabel=f"test accuracy, {stage} (%)" if first else ""
             )
         style.legend_beside(axes, 1.03)
     return figure
+
+
+def _method(
+    axes: Axes, number: int, name: str, x: Sequence[float], y: Sequence[Sequence[float]]
+) -> None:
+    """Draw a method: a line of its means, a band from the lowest to the highest. y: all seeds at each x."""
+    shade, marker = style.colour(number)
+    ends = [[*map(statistics.fmean, y)], [*map(min, y)], [*map(max, y)]]
+    again: Any = {"ls": "--", "mfc": "white"} if number >= len(COLOURS) else {}
+    style.band(axes, x, ends, shade, marker=marker, markersize=3, lw=1, label=name, **again)

@@ -65,9 +65,8 @@ def run_curves(rows: Sequence[Mapping[str, Any]]) -> Figure:
     rows: group, curve, split, heads_masked, runs, accuracy, low, high, of.
     """
     splits = {row["split"] for row in rows}
-    shown = [
-        row for row in rows if row["split"] == ("test" if "test" in splits else sorted(splits)[0])
-    ]
+    split = "test" if "test" in splits else sorted(splits)[0]
+    shown = [row for row in rows if row["split"] == split]
     curves = list(dict.fromkeys(row["curve"] for row in shown))
     groups = list(dict.fromkeys(row["group"] for row in shown))
     scored = " or ".join(dict.fromkeys(row["of"] for row in shown))
@@ -77,37 +76,30 @@ def run_curves(rows: Sequence[Mapping[str, Any]]) -> Figure:
         for (axes, first, _), curve in zip(places, curves, strict=True):
             for index, group in enumerate(groups):
                 points = [row for row in shown if (row["curve"], row["group"]) == (curve, group)]
-                shade, marker = style.colour(index)
-                (accuracy,) = style.percent(points, "accuracy")
-                axes.plot(
-                    [row["heads_masked"] for row in points],
-                    accuracy,
-                    marker,
-                    ls="-",
-                    ms=2,
-                    color=shade,
-                )
-                band = [row for row in points if row["low"] not in ("", None) and row["runs"] != 2]
-                low, high = style.percent(band, "low", "high")
-                axes.fill_between(
-                    [row["heads_masked"] for row in band],
-                    low,
-                    high,
-                    color=shade,
-                    alpha=0.2,
-                    linewidth=0,
-                )
+                _curve(axes, index, points)
             axes.set_title(curve, pad=3)
             axes.set_yticks([0, 50, 100], None if first else [""] * 3)
             axes.set(ylim=(-2, 102), xlabel="heads masked", ylabel="\n".join(axis) if first else "")
-        names = [
-            _legend_of(group, {row["runs"] for row in shown if row["group"] == group})
-            for group in groups
-        ]
+        runs_of = {
+            group: {row["runs"] for row in shown if row["group"] == group} for group in groups
+        }
+        names = [_legend_of(group, runs_of[group]) for group in groups]
         figure.legend(
             figure.axes[0].get_lines(), names, loc="lower left", ncols=1, borderaxespad=0.3
         )
     return figure
+
+
+def _curve(axes: Axes, number: int, points: Sequence[Mapping[str, Any]]) -> None:
+    """Draw the curve of one group, and its band: over images of one run, or over three runs or more."""
+    shade, marker = style.colour(number)
+    (accuracy,) = style.percent(points, "accuracy")
+    masked = [row["heads_masked"] for row in points]
+    axes.plot(masked, accuracy, marker, ls="-", ms=2, color=shade)
+    band = [row for row in points if row["low"] not in ("", None) and row["runs"] != 2]
+    low, high = style.percent(band, "low", "high")
+    masked = [row["heads_masked"] for row in band]
+    axes.fill_between(masked, low, high, color=shade, alpha=0.2, linewidth=0)
 
 
 def _shortened(names: Sequence[str]) -> list[str]:
