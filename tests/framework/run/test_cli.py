@@ -40,6 +40,9 @@ MISTAKES = {
         "'prune.remove': prune=given and prune=order have it",
     ),
     ("prune", "weights=random", "prune.units=head"): ("'prune.units': prune=order has it",),
+    ("prune", "weights=random", "prune=order", "prune.order.repeats=3"): (
+        "'prune.order.repeats': prune/order=random has it. prune.order has rearranged",
+    ),
     (*TRAIN, "data.batchsize=3"): ("data.batchsize", "batch_size"),
     (*TRAIN, "+optim.momentum=1"): ("optim.momentum",),
     (*TRAIN, "optim.lr=fast"): ("optim.lr", "fast"),

@@ -6,6 +6,7 @@ others are bugs.
 
 import argparse
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -311,8 +312,9 @@ def _unknown_key(command: str, text: str) -> str:
     key = text.split("'")[1] if "'" in text else ""
     typed = [word for word in sys.argv[1:] if word.startswith("+experiment=")]
     experiment = [word for word in typed if "," not in word]
-    cfg = composing.composed(command, experiment, hydra=key.startswith("hydra."))
-    having = _options_with(command, experiment, key)
+    chosen = experiment + [word for word in sys.argv[1:] if _chooses(word)]
+    cfg = composing.composed(command, chosen, hydra=key.startswith("hydra."))
+    having = _options_with(command, chosen, key)
     parent, _, leaf = key.rpartition(".")
     while parent and not isinstance(OmegaConf.select(cfg, parent), DictConfig):
         parent, _, leaf = parent.rpartition(".")
@@ -331,16 +333,25 @@ def _unknown_key(command: str, text: str) -> str:
     return f"{line} Use +{key}=... to add a key that the target takes."
 
 
-def _options_with(command: str, experiment: Sequence[str], key: str) -> list[str]:
-    """Return the options of a key's group that have the key: prune=order for prune.remove."""
+def _chooses(word: str) -> bool:
+    """Return True for a word that takes one option of a group: prune=order, prune/order=obs."""
+    group, _, option = word.lstrip("+").partition("=")
+    return "," not in option and group != "experiment" and option in options(group)
+
+
+def _options_with(command: str, chosen: Sequence[str], key: str) -> list[str]:
+    """Return the options of a key's groups that have the key: prune=order for prune.remove.
+
+    chosen: words of the command line that take an option; those of other groups stay.
+    """
     parent, _, leaf = key.rpartition(".")
-    if not parent:
-        return []
-    group, having = key.partition(".")[0], []
-    for choice in (f"{group}={option}" for option in options(group)):
-        # no group of this command
-        with contextlib.suppress(HydraException, OmegaConfBaseException):
-            part = OmegaConf.select(composing.composed(command, [*experiment, choice]), parent)
-            if OmegaConf.is_dict(part) and leaf in part:
-                having.append(choice)
+    having = []
+    for group in itertools.accumulate(parent.split(".") if parent else [], "{}/{}".format):
+        others = [word for word in chosen if word.lstrip("+").partition("=")[0] != group]
+        for choice in (f"{group}={option}" for option in options(group)):
+            # no group of this command
+            with contextlib.suppress(HydraException, OmegaConfBaseException):
+                part = OmegaConf.select(composing.composed(command, [*others, choice]), parent)
+                if OmegaConf.is_dict(part) and leaf in part:
+                    having.append(choice)
     return having
