@@ -10,13 +10,15 @@ Shapes: N images, L blocks, A heads of network A, M MLPs, G groups of neurons, D
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mhprobe.differences import nulls
+from mhprobe.differences.alike import Itself
 from mhprobe.differences.errors import GROUPS, Own, Pairs, Rest, own, rest
 from mhprobe.differences.passes import Pass, bytes_of
 from mhprobe.differences.sides import Side, Torch
@@ -66,6 +68,7 @@ class Measured(NamedTuple):
     theirs: Tensor
     labels: Tensor | None
     eps: float
+    itself: Mapping[str, Tensor] = MappingProxyType({})
 
 
 def measured(
@@ -88,10 +91,11 @@ def measured(
     if null == "rounding" and other is None:
         level = level_of_rounding(a, pairs, batches, dtype, size)
     similar = [_Similar() for _ in pairs.heads]
+    itself = Itself(pairs) if level is None else None
     between = null if other is None else other
     parts = list[_Part]()
     for batch in batches(size):
-        parts.append(_of_batch(a, b, pairs, batch, between, similar))
+        parts.append(_of_batch(a, b, pairs, batch, between, (similar, itself)))
         give_back()
         done(len(batch.ours))
     owns, rests, betweens, pixels, ours, theirs, labels = zip(*parts, strict=True)
@@ -117,6 +121,7 @@ def measured(
         torch.cat(theirs),
         torch.cat(labels) if labels[0] is not None else None,
         eps,
+        {} if itself is None else itself.columns(),
     )
 
 
@@ -132,8 +137,12 @@ class _Part(NamedTuple):
     labels: Tensor | None
 
 
+Likeness = tuple[Sequence["_Similar"], Itself | None]
+"""By site what is summed for CKA, and of trainings what is summed for the likeness with itself."""
+
+
 def _of_batch(
-    a: Torch, b: Side, pairs: Pairs, batch: Batch, null: Null | Torch, similar: Sequence["_Similar"]
+    a: Torch, b: Side, pairs: Pairs, batch: Batch, null: Null | Torch, likeness: Likeness
 ) -> _Part:
     """Run both networks on a batch, and keep no pass. null: or the network that says what nothing looks like."""
     first, natural = a.run(batch.ours), b.run(batch.theirs)
@@ -145,12 +154,7 @@ def _of_batch(
         between = nulls.other_network(a, null, batch.ours, first)
     elif null == "images":
         between = nulls.other_image(a, pairs, first)
-    heads = [site for site in b.layout.sites if site.kind == "head"]
-    for add, pair in zip(similar, pairs.heads, strict=True):
-        if pair.other is not None:
-            sites = [pair.site, heads[pair.other]]
-            rows = [first.heads[pair.number], natural.heads[pair.other]]
-            add(*(_tokens(*of, len(first.logits)) for of in zip(sites, rows, strict=True)))
+    _add_likeness(b, pairs, batch, (first, natural), likeness)
     return _Part(
         own(a, b, pairs, first, fed),
         rest(a, b, pairs, first, natural, fed, borrowed),
@@ -160,6 +164,26 @@ def _of_batch(
         natural.logits.float(),
         batch.labels,
     )
+
+
+def _add_likeness(
+    b: Side, pairs: Pairs, batch: Batch, passes: tuple[Pass, Pass], likeness: Likeness
+) -> None:
+    """Add a batch to the sums that say how alike heads are."""
+    similar, itself = likeness
+    images = len(batch.ours)
+    sites = [site for site in b.layout.sites if site.kind == "head"]
+    heads = list[tuple[Tensor, Tensor]]()
+    for add, pair in zip(similar, pairs.heads, strict=True):
+        if pair.other is None:
+            continue
+        mine = _tokens(pair.site, passes[0].heads[pair.number], images)
+        theirs = _tokens(sites[pair.other], passes[1].heads[pair.other], images)
+        add(mine.flatten(0, 1), theirs.flatten(0, 1))
+        both = zip(pair.mine, pair.theirs, strict=True)
+        heads += [(mine[:, :, at], theirs[:, :, place]) for at, place in both]
+    if itself is not None:
+        itself.add(batch.ours, heads)
 
 
 def level_of_rounding(
@@ -220,8 +244,8 @@ def units_of(pairs: Pairs, fed: Pass) -> dict[str, Tensor]:
 
 
 def _tokens(site: HeadSite, rows: Tensor, images: int) -> Tensor:
-    """(n, H, D) of all tokens of all images."""
-    return wide(in_raster_order(site, rows, images)).flatten(0, 1)
+    """(B, T, H, D) of all tokens of all images."""
+    return wide(in_raster_order(site, rows, images))
 
 
 class _Similar:

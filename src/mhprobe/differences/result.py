@@ -35,6 +35,11 @@ COLUMNS = {
     "p": "that it differs by no more than nothing does",
     "q": "p, adjusted for all heads (Benjamini-Hochberg)",
     "flagged": "1 if q is below .05",
+    "svcca": "similarity of its outputs in the two networks (SVCCA), with svcca_low and svcca_high",
+    "svcca_null": "the same on two different images, which is chance",
+    "importance_before": "importance by slopes in the first network; importance_after in the second",
+    "importance_change": "after less before, with importance_low and importance_high",
+    "importance_p": "that a measure does not change (Holm over heads and measures)",
 }
 
 

@@ -585,3 +585,65 @@ def test_images_of_other_channels_than_the_networks_take_are_one_line():
     pixels = torch.zeros(IMAGES, 4, 32, 32, dtype=torch.uint8)
     with pytest.raises(mhprobe.UserError, match=r"expected .* a tensor \(N, 3, height, width\)"):
         mhprobe.diff(tiny_vit(), tiny_vit(), pixels, show_progress=False)
+
+
+@pytest.fixture(scope="module")
+def tuned():
+    """A backbone, and the same where head 1 of block 1 reads other values and looks wider."""
+    before = tiny_vit(num_classes=0)
+    make_loud(before, 0.5)
+    after = copy.deepcopy(before)
+    width = after.blocks[1].attn.head_dim
+    with torch.no_grad():
+        qkv = after.blocks[1].attn.qkv.weight.unflatten(0, (3, -1, width))
+        qkv[0, 1] *= 0.1
+        qkv[2, 1] = torch.randn(width, qkv.shape[-1], generator=torch.Generator().manual_seed(3))
+    images = images_for(before, 40)
+    return before, after, mhprobe.diff(before, after, images, null="images", show_progress=False)
+
+
+def test_of_trainings_likeness_and_measures_tell_the_head_that_changed(tuned):
+    before, _after, found = tuned
+    rows = found.heads.dicts()
+    assert [at for at, row in enumerate(rows) if row["svcca"] < 0.9] == [4]
+    for at, row in enumerate(rows):
+        if at != 4:
+            assert row["svcca"] == pytest.approx(1, abs=1e-6)
+            for name in ("entropy", "distance", "sinks", "write"):
+                assert row[f"{name}_change"] == 0 and row[f"{name}_p"] == 1
+    row = rows[4]
+    assert row["svcca_low"] < row["svcca"] < row["svcca_high"] and 0 < row["svcca_null"] < 0.5
+    assert 0 < row["entropy_low"] < row["entropy_change"] < row["entropy_high"]
+    assert row["entropy_p"] < 0.01 and row["sinks_change"] < 0
+    assert row["entropy_change"] == pytest.approx(row["entropy_after"] - row["entropy_before"])
+    alone = mhprobe.measure(before, [images_for(before, 40)], [mhprobe.measures.Entropy])
+    assert column(found, "entropy_before") == pytest.approx(alone["entropy"].tolist(), abs=1e-6)
+    said = " ".join(found.sentences)
+    assert "entropy of attention in nats rises in 1 head and falls in 0" in said
+    assert "distance of attention in pixels changes in no head" in said
+    assert "alike (SVCCA) by" in said
+
+
+def test_the_page_of_a_training_tells_what_each_measure_was_and_is(tuned):
+    columns = {one["name"]: one for one in data_of(tuned[-1])["columns"]}
+    assert columns["entropy_change"]["texts"][4].startswith("0.2")
+    assert " to " in columns["entropy_change"]["texts"][4] and columns["svcca"]["texts"][4] == ""
+
+
+def test_heads_that_are_gone_have_no_likeness_and_no_change():
+    before = loud()
+    after = mhprobe.prune_heads(copy.deepcopy(before), [5])
+    images = images_for(before, 12)
+    found = mhprobe.diff(before, after, images, null="images", show_progress=False)
+    gone = found.heads.dicts()[5]
+    assert all(
+        gone[name] != gone[name]
+        for name in ("svcca", "entropy_after", "entropy_change", "entropy_p")
+    )
+    assert gone["entropy_before"] > 0 and found.heads.dicts()[3]["svcca"] == pytest.approx(1)
+
+
+def test_copies_are_not_measured_before_and_after():
+    before = loud()
+    found = compared(before, copy.deepcopy(before))
+    assert not {"svcca", "entropy_change"} & set(found.heads.columns)

@@ -24,6 +24,7 @@ from mhprobe.differences.words import REFERENCE, Found, sentences
 from mhprobe.errors import UserError, one_of, whole_number
 from mhprobe.io.progress import progress
 from mhprobe.io.written import counted
+from mhprobe.pages.diffing.changes import changes, told
 from mhprobe.pages.diffing.opened import (
     Given,
     Opened,
@@ -165,11 +166,15 @@ def compared(
         reference,
         limit,
     )
-    values = importance(ours, theirs, pairs, batches, found.labels)
+    values = dict(found.itself)
+    if found.null == "images" and isinstance(theirs, Torch):
+        values |= changes(ours, theirs, pairs, batches, found.labels, show_progress)
+    if "importance_before" not in values:
+        values |= importance(ours, theirs, pairs, batches, found.labels)
     if ablation:
         values |= ablated(ours, theirs, pairs, batches, found, show_progress)
     result = Diff(
-        sentences=sentences(about),
+        sentences=[*sentences(about), *told(values)],
         heads=head_table(about, values),
         blocks=block_table(ours.layout, about),
         neurons=neuron_table(pairs, found),

@@ -2,7 +2,7 @@
 
 import base64
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from mhprobe.differences.result import Diff
 from mhprobe.differences.sides import Side, Torch
 from mhprobe.differences.words import Found, share
 from mhprobe.heads import HeadSite, wide
+from mhprobe.io.written import rounded
+from mhprobe.pages.diffing.changes import KINDS
 from mhprobe.pages.diffing.opened import Pictures
 from mhprobe.pages.html.page import render
 from mhprobe.pages.html.pictures import colours_of, encoded
@@ -30,11 +32,14 @@ CALLED = {
     "attention_own": "own change of attention (Jensen-Shannon)",
     "attention": "change of attention (Jensen-Shannon)",
     "cka": "similarity of outputs (CKA)",
+    "svcca": "similarity of outputs (SVCCA)",
+    "svcca_null": "similarity by chance (SVCCA)",
     "q": "q",
     "importance_before": "importance before",
     "importance_after": "importance after",
     "ablation_before": "rise of the loss without the head (nats), before",
     "ablation_after": "rise of the loss without the head (nats), after",
+    **{f"{name}_change": f"change of the {called}" for name, (_, called) in KINDS.items()},
 }
 
 
@@ -59,6 +64,7 @@ def page(found: Found, result: Diff, a: Torch, b: Side, read: Pictures, batches:
                 "called": CALLED[name],
                 "share": name in SHARES,
                 "values": [_plain(row[name]) for row in heads],
+                "texts": [_moved(name, row) for row in heads],
             }
             for name in _columns(found, result)
         ],
@@ -92,6 +98,15 @@ def _columns(found: Found, result: Diff) -> list[str]:
     """Return the columns of heads that the page shows, the one first by which heads are tested."""
     tested = "own" if found.measured.null == "rounding" else "total"
     return [tested, *(name for name in CALLED if name in result.heads.columns and name != tested)]
+
+
+def _moved(column: str, row: Mapping[str, Any]) -> str:
+    """Write a change with its ends and its p; "" for what is no change."""
+    name, change, _ = column.partition("_change")
+    if not change or not math.isfinite(row[column]):
+        return ""
+    before, after, p = (rounded(row[f"{name}_{end}"]) for end in ("before", "after", "p"))
+    return f"{rounded(row[column])} ({before} to {after}, p = {p})"
 
 
 def _side_name(name: str, number: int) -> str:

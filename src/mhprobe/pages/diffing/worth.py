@@ -36,7 +36,7 @@ def importance(
         ]
     except UserError:  # quantised layers, a network that drops its graph: no slope arrives
         return {}
-    return _of_both("importance", [one["gate_importance"] for one in found], a, b, pairs)
+    return of_both("importance", [one["gate_importance"] for one in found], a, b, pairs)
 
 
 def refuse_no_ablation(asked: bool, b: Side, classes: bool) -> None:
@@ -73,7 +73,7 @@ def ablation(
     columns: dict[str, Tensor] = {}
     for ending, name in ABLATED.items():
         values = [one["ablation_delta"].columns[name] for one in both]
-        told = _of_both("ablation", values, a, b, pairs)
+        told = of_both("ablation", values, a, b, pairs)
         columns |= {f"{key}{ending}": value for key, value in told.items()}
     return columns
 
@@ -81,17 +81,20 @@ def ablation(
 def _images(side: Torch, at: int, batches: Batches, labels: Tensor | None) -> Sequence[Any]:
     """Return the images of a side, with labels if there are some."""
     weight = next(iter(side.model.parameters()))
-    images = [(batch.theirs if at else batch.ours).to(weight) for batch in batches(SIZE)]
-    if labels is None:
-        return images
-    parts = labels.split([len(part) for part in images])
-    return list(zip(images, parts, strict=True))
+    images = torch.cat([batch.theirs if at else batch.ours for batch in batches(SIZE)])
+    return at_once(images.to(weight), labels)
 
 
-def _of_both(
+def at_once(images: Tensor, labels: Tensor | None) -> Sequence[Any]:
+    """Return (N, 3, height, width) images a few at a time, with labels if there are some."""
+    parts = images.split(SIZE)
+    return parts if labels is None else list(zip(parts, labels.split(SIZE), strict=True))
+
+
+def of_both(
     name: str, values: Sequence[Tensor], a: Torch, b: Torch, pairs: Pairs
 ) -> dict[str, Tensor]:
-    """Return (A,) the first network's values, and the second's at the heads that it still has."""
+    """Return (A,) ``_before``, the first network's values, and ``_after``, the second's at the heads it still has."""
     before, after = (value.detach().double() for value in values)
     heads = a.layout.of("head")
     found = torch.full((heads.num_heads,), torch.nan, dtype=torch.float64)

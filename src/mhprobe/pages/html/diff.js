@@ -4,9 +4,13 @@
 const view = { head: null, photo: 0, by: DATA.columns[0].name };
 const column = () => DATA.columns.find((one) => one.name === view.by);
 
-// the colour of a value on a logarithmic scale, for errors run from rounding to one
+// the colour of a value: of errors on a logarithmic scale, since they run from rounding to one; of changes about 0
 function shade(value) {
   if (value == null) return "var(--none)";
+  if (column().values.some((one) => one < 0)) { // changes: more is red, less is blue
+    const reach = Math.max(...column().values.map((one) => Math.abs(one ?? 0)));
+    return d3.interpolateRdBu(0.5 - value / (2 * reach));
+  }
   const known = column().values.filter((one) => one != null && one > 0).map(Math.log10);
   if (!known.length || value <= 0) return d3.interpolateViridis(0);
   const [low, high] = [Math.min(...known, Math.max(...known) - 1), Math.max(...known)];
@@ -62,7 +66,7 @@ function opened() {
       picture(maps.looks?.[0], `looks, ${DATA.names[0]}`), picture(maps.looks?.[1], `looks, ${DATA.names[1]}`),
       picture(maps.gives?.[0], `gives out, ${DATA.names[0]}`), picture(maps.gives?.[1], `gives out, ${DATA.names[1]}`)),
     el("p", { class: "note" }, `${DATA.asker} Brighter is more, on one scale for both networks.`),
-    el("dl", {}, ...facts.flatMap(([called, value, one]) => [el("dt", {}, called), el("dd", {}, written(one, value))])));
+    el("dl", {}, ...facts.flatMap(([called, value, one]) => [el("dt", {}, called), el("dd", {}, one.texts[view.head] || written(one, value))])));
 }
 
 function photographs() {
