@@ -87,6 +87,11 @@ def tiny_tokens(name: str, **kwargs) -> nn.Module:
     return tiny_eva(0, name, **kwargs)
 
 
+def tiny_deit() -> nn.Module:
+    """A distilled DeiT: two tokens in front of the patches, whose two classifiers are averaged."""
+    return tiny_tokens("deit_tiny_distilled_patch16_224")
+
+
 def tiny_swinv2(seed: int = 0) -> nn.Module:
     """As for Swin v1: ragged, shifted, padded."""
     needs_timm("1.0.31", "a Swin v2 whose grid is no multiple of its window")

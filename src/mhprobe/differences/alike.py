@@ -1,4 +1,4 @@
-"""How alike a head's outputs still are in two networks, and how alike they would be by chance.
+"""Likeness of a head's outputs in two networks, and the likeness that chance alone gives.
 
 SVCCA (Raghu et al. 2017, arXiv 1706.05806), in a layout with a site per head of A, whose two heads
 are that head in both networks. Chance is the same two on different images, position by position.

@@ -23,14 +23,14 @@ from mhprobe.differences.compare import FACTOR
 from mhprobe.differences.passes import run, units_of
 from mhprobe.pages.diffing.opened import Pictures
 from mhprobe.report.ledger import Ledger
-from models import TWINS, images_for, make_loud, tiny_registers, tiny_vit
+from models import TWINS, images_for, make_loud, tiny_deit, tiny_registers, tiny_vit
 
 IMAGES = 4
-FAMILIES = ["vit", "vit_registers", "swin", "swinv2", "eva", "beit", "hf_vit", "hf_dinov2"]
+FAMILIES = ["vit", "deit", "vit_registers", "swin", "swinv2", "eva", "beit", "hf_vit", "hf_dinov2"]
 
 
 def loud(name: str = "vit") -> nn.Module:
-    model = TWINS[name]()
+    model = tiny_deit() if name == "deit" else TWINS[name]()
     make_loud(model, 0.2)
     return model
 

@@ -20,14 +20,14 @@ from mhprobe import differing
 from mhprobe.differences import exported as exporting
 from mhprobe.differences.graph import Graph
 from mhprobe.surgery.export import onnx_bytes
-from models import TWINS, images_for, make_loud, tiny_vit
+from models import TWINS, images_for, make_loud, tiny_deit, tiny_vit
 
 IMAGES = 4
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 
 
 def loud(name: str = "vit") -> nn.Module:
-    model = TWINS[name]()
+    model = tiny_deit() if name == "deit" else TWINS[name]()
     make_loud(model, 0.2)
     return model
 
@@ -55,7 +55,7 @@ def changed(file: Path, to: Path, change) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", ["vit_registers", "swin", "swinv2", "eva", "beit", "torchvision_vit"]
+    "name", ["deit", "vit_registers", "swin", "swinv2", "eva", "beit", "torchvision_vit"]
 )
 def test_a_right_export_of_every_family_flags_nothing(name, tmp_path):
     model = loud(name)
@@ -226,6 +226,15 @@ def test_quantised_files_are_read_and_their_heads_flagged(pair, tmp_path, static
 def test_heads_of_an_export_cannot_be_ablated(pair):
     with pytest.raises(mhprobe.UserError, match="is an export, whose heads cannot be masked"):
         compared(*pair, ablation=True)
+
+
+@pytest.mark.parametrize("null", ["images", "a network"])
+def test_the_null_of_trainings_is_refused_for_an_export(pair, null):
+    model, file = pair
+    with pytest.raises(mhprobe.UserError, match=r"null: vit.onnx is an export.* rounding") as error:
+        compared(model, file, null=null if null == "images" else loud())
+    assert "\n" not in str(error.value)
+    assert "rounding" not in " ".join(compared(model, file, null="rounding").notes)
 
 
 def test_operators_that_hide_blocks_are_named(pair, tmp_path):

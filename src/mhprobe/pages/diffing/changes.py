@@ -1,4 +1,4 @@
-"""What a training changed in each head's measures: before, after, and their paired difference.
+"""Changes of each head's measures in a training: before, after, and their paired difference.
 
 Images are dealt into folds, and each measure is taken of every fold in both networks. A change is
 the mean over folds of (after - before), with Student's interval; p is of no change, with Holm's
@@ -95,7 +95,7 @@ def _of_folds(
     return {name: of for name, of in values.items() if len(of) == folds}
 
 
-def told(columns: Mapping[str, Tensor]) -> Iterator[str]:
+def likeness_and_changes(columns: Mapping[str, Tensor]) -> Iterator[str]:
     """Yield a sentence on how alike outputs still are, and one on what changed in the measures."""
     if "svcca" in columns:
         alike, chance = columns["svcca"], columns["svcca_null"]

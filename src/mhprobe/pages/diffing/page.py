@@ -21,10 +21,10 @@ from mhprobe.differences.result import (
 )
 from mhprobe.differences.sides import Side, Torch, paired, refuse_other_blocks, refuse_unlike
 from mhprobe.differences.words import REFERENCE, Found, sentences
-from mhprobe.errors import UserError, one_of, whole_number
+from mhprobe.errors import UserError, one_of, quoted, whole_number
 from mhprobe.io.progress import progress
 from mhprobe.io.written import counted
-from mhprobe.pages.diffing.changes import changes, told
+from mhprobe.pages.diffing.changes import changes, likeness_and_changes
 from mhprobe.pages.diffing.opened import (
     Given,
     Opened,
@@ -89,6 +89,12 @@ def diff(  # noqa: PLR0913 -- a notebook's door: each argument is a keyword of i
     whole_number("diff: limit", limit, least=1)
     if isinstance(null, str) and not Path(null).expanduser().exists():
         one_of("diff", "null", null, Literal["auto", "rounding", "images"])
+    if exported(b) and null not in ("auto", "rounding"):
+        given = quoted(str(null)) if isinstance(null, str | Path) else "a network"
+        raise UserError(
+            f"diff: null: {Path(str(b)).name} is an export, held against what a correct one differs "
+            f"by: rounding. Got {given}, which is for trainings; leave it out."
+        )
     limits, asked = tolerances(tolerance), Asked(mean, std)
     _refuse_normalised(images, asked)
     first = a if isinstance(a, Opened) else opened(a, asked=asked)
@@ -174,7 +180,7 @@ def compared(
     if ablation:
         values |= ablated(ours, theirs, pairs, batches, found, show_progress)
     result = Diff(
-        sentences=[*sentences(about), *told(values)],
+        sentences=[*sentences(about), *likeness_and_changes(values)],
         heads=head_table(about, values),
         blocks=block_table(ours.layout, about),
         neurons=neuron_table(pairs, found),
