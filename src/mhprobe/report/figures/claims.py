@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mhprobe.report.figures import captioned, style
-from mhprobe.report.figures.style import COLOURS, Figure
+from mhprobe.report.figures.style import COLOURS, Axes, Figure
 
 WORDS = {
     "holds": COLOURS[2],
@@ -53,18 +53,7 @@ def claims(rows: Sequence[Mapping[str, Any]]) -> Figure:
         for at in (-1, 0, 1):
             axes.axvline(at, color="0.5", linewidth=0.6, linestyle="-" if at else ":")
         for y, row in enumerate(order):
-            colour = WORDS[row["verdict"]]
-            effect, low, high = (row[name] / row["matters"] for name in ("effect", "low", "high"))
-            middle, left_end, right_end = (
-                max(-FARTHEST, min(value, FARTHEST)) for value in (effect, low, high)
-            )
-            axes.hlines(y, left_end, right_end, color=colour, linewidth=1.4)
-            mark = MARKS[row["shape"]] if middle == effect else ">" if effect > 0 else "<"
-            axes.plot(middle, y, mark, color=colour, markersize=3.5, clip_on=False)
-            if row["learned"]:
-                axes.plot(
-                    middle, y, "o", color="black", markersize=7, fillstyle="none", clip_on=False
-                )
+            _draw_effect(axes, y, row)
         for word, colour in WORDS.items():
             if any(row["verdict"] == word for row in order):
                 axes.plot([], [], "o", color=colour, markersize=3.5, label=word)
@@ -83,6 +72,20 @@ def claims(rows: Sequence[Mapping[str, Any]]) -> Figure:
                 va="top",
             )
     return figure
+
+
+def _draw_effect(axes: Axes, y: int, row: Mapping[str, Any]) -> None:
+    """Draw the effect of a claim with its interval; an arrow where it lies outside of the axis."""
+    colour = WORDS[row["verdict"]]
+    effect, low, high = (row[name] / row["matters"] for name in ("effect", "low", "high"))
+    middle, left_end, right_end = (
+        max(-FARTHEST, min(value, FARTHEST)) for value in (effect, low, high)
+    )
+    axes.hlines(y, left_end, right_end, color=colour, linewidth=1.4)
+    mark = MARKS[row["shape"]] if middle == effect else ">" if effect > 0 else "<"
+    axes.plot(middle, y, mark, color=colour, markersize=3.5, clip_on=False)
+    if row["learned"]:
+        axes.plot(middle, y, "o", color="black", markersize=7, fillstyle="none", clip_on=False)
 
 
 @captioned(

@@ -171,16 +171,18 @@ def block_coefficients(
             axes.set_yticks([0, 0.5, 1], None if first else [""] * 3)
             axes.set(ylim=(0, 1.02), xlabel="coefficient", ylabel="correlation" if first else "")
         if panels:
-            for steps in sorted({1, 2, furthest}) if furthest > 1 else [1]:
-                axes.plot(
-                    [],
-                    [],
-                    color=shades[steps - 1],
-                    label="neighbours" if steps == 1 else f"{steps} apart",
-                )
-            axes.plot([], [], ":", color="0.4", label="chance")
-            style.legend_beside(axes, 1.05)
+            _legend_of_distances(axes, shades)
     return figure
+
+
+def _legend_of_distances(axes: Axes, shades: Sequence[Any]) -> None:
+    """Say beside the last panel which shade is which distance. shades: of blocks 1, 2, ... apart."""
+    furthest = len(shades)
+    for steps in sorted({1, min(2, furthest), furthest}):
+        label = "neighbours" if steps == 1 else f"{steps} apart"
+        axes.plot([], [], color=shades[steps - 1], label=label)
+    axes.plot([], [], ":", color="0.4", label="chance")
+    style.legend_beside(axes, 1.05)
 
 
 @captioned(

@@ -289,21 +289,10 @@ def speed(rows: Sequence[Mapping[str, Any]]) -> Figure:
         for number, name in enumerate(removed):
             points = [row for row in rows if row["removed"] == name]
             shade, marker = style.colour(number)
+            look: Any = {"color": shade, "marker": marker, "markersize": 3}
             # side by side, so that intervals do not hide each other
             aside = [place + 0.1 * (number - (len(removed) - 1) / 2) for place in at]
-            y, low, high = (
-                [row[f"speedup{end}"] for row in points] for end in ("", "_low", "_high")
-            )
-            look: Any = {"color": shade, "marker": marker, "markersize": 3}
-            left = [
-                counted(points[0][f"{kind}s"], kind) for kind in KINDS if f"{kind}s" in points[0]
-            ]
-            label = f"{name}:\n{' and '.join(left)} left"
-            finite = all(map(math.isfinite, [*low, *high]))
-            style.whiskers(
-                gain, aside, (y, low, high) if finite else (y, y, y), **look, lw=1, label=label
-            )
-            style.level(gain, points[0]["predicted"], color=shade, zorder=0)
+            _draw_gain(gain, aside, points, name, look)
             rate.plot(at, [row["pruned_images_per_s"] for row in points], **look)
         for kind, dashes in (("dense", "-"), ("masked", ":")):
             y = [row[f"{kind}_images_per_s"] for row in rows if row["removed"] == removed[0]]
@@ -322,6 +311,22 @@ def speed(rows: Sequence[Mapping[str, Any]]) -> Figure:
         ]
         style.legend_beside(rate, 1.03, handles=handles)
     return figure
+
+
+def _draw_gain(
+    axes: Axes,
+    at: Sequence[float],
+    points: Sequence[Mapping[str, Any]],
+    name: str,
+    look: Mapping[str, Any],
+) -> None:
+    """Draw the speed-up of one pruned network, its intervals where they are finite, and what FLOPs predict."""
+    y, low, high = ([row[f"speedup{end}"] for row in points] for end in ("", "_low", "_high"))
+    finite = all(map(math.isfinite, [*low, *high]))
+    ends = (y, low, high) if finite else (y, y, y)
+    left = [counted(points[0][f"{kind}s"], kind) for kind in KINDS if f"{kind}s" in points[0]]
+    style.whiskers(axes, at, ends, **look, lw=1, label=f"{name}:\n{' and '.join(left)} left")
+    style.level(axes, points[0]["predicted"], color=look["color"], zorder=0)
 
 
 @captioned(

@@ -135,25 +135,35 @@ def settling(
                 for s in removed
             ]
         ).clamp(0, 1)
-        whole = torch.tensor([accuracy[e, 0.0] for e in epochs], dtype=torch.float64)
-        at_chance = wilson((whole * images).round(), torch.tensor(images))[0] <= chance
+        at_chance = _at_chance([accuracy[e, 0.0] for e in epochs], images, chance)
         left_over[:, at_chance] = torch.nan
         grey = "\n(grey: whole model at chance)" if at_chance.any() else ""
         _matrix(kept, left_over, "accuracy kept, above chance" + grey, of=torch.tensor([0.0, 1.0]))
         kept.set_yticks(range(len(removed)), [f"{100 * share:.0f} %" for share in removed])
         kept.set_ylabel("heads removed")
 
-        spearman = torch.full((len(epochs), len(epochs)), torch.nan)
-        for row in agreement:
-            a = epochs.index(row["epoch_a"])
-            b = epochs.index(row["epoch_b"])
-            spearman[a, b] = spearman[b, a] = row["spearman"]
-        _matrix(alike, spearman, "rank correlation of the heads' scores")
+        _matrix(alike, _spearman(agreement, epochs), "rank correlation of the heads' scores")
         shown = style.ticks(len(epochs), size[0] / len(epochs))
         for axis in (kept.xaxis, alike.xaxis, alike.yaxis):
             axis.set_ticks(shown, [str(epochs[i]) for i in shown])
             axis.set_label_text("epoch")
     return figure
+
+
+def _at_chance(accuracy: Sequence[float], images: int, chance: float) -> Tensor:
+    """(E,) bool: accuracies on so many images that are not told from chance (95 %)."""
+    whole = torch.tensor(accuracy, dtype=torch.float64)
+    return wilson((whole * images).round(), torch.tensor(images))[0] <= chance
+
+
+def _spearman(rows: Sequence[Mapping[str, Any]], epochs: Sequence[Any]) -> Tensor:
+    """(E, E) rank correlations of the heads' scores between epochs; NaN where there is no row."""
+    spearman = torch.full((len(epochs), len(epochs)), torch.nan)
+    for row in rows:
+        a = epochs.index(row["epoch_a"])
+        b = epochs.index(row["epoch_b"])
+        spearman[a, b] = spearman[b, a] = row["spearman"]
+    return spearman
 
 
 def _matrix(axes: Axes, values: Tensor, label: str, of: Tensor | None = None) -> None:
