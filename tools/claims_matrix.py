@@ -137,6 +137,7 @@ def network(name: str, options: Sequence[str]) -> list[str]:
             f"+experiment={experiment}",
             "weights=null",
             f"backbone.checkpoint={file}",
+            "backbone.pretrained=false",
             "backbone.num_classes=0",
         ]
     if form and not (form.startswith("seed") and form[4:].isdigit()):
