@@ -7,6 +7,7 @@ import copy
 import gc
 import html
 import json
+import math
 import re
 import shlex
 import weakref
@@ -18,11 +19,15 @@ import torch
 from torch import nn
 
 import mhprobe
+import real_heads
 from mhprobe import differing
-from mhprobe.differences.compare import FACTOR
+from mhprobe.differences.compare import FACTOR, RATE
 from mhprobe.differences.passes import run, units_of
+from mhprobe.pages.diffing.changes import FOLDS, LEAST
 from mhprobe.pages.diffing.opened import Pictures
 from mhprobe.report.ledger import Ledger
+from mhprobe.stats.intervals import p_of_interval
+from mhprobe.stats.significance import holm, t_interval
 from models import TWINS, images_for, make_loud, tiny_deit, tiny_registers, tiny_vit
 
 IMAGES = 4
@@ -598,7 +603,7 @@ def tuned():
         qkv = after.blocks[1].attn.qkv.weight.unflatten(0, (3, -1, width))
         qkv[0, 1] *= 0.1
         qkv[2, 1] = torch.randn(width, qkv.shape[-1], generator=torch.Generator().manual_seed(3))
-    images = images_for(before, 40)
+    images = images_for(before, LEAST)
     return before, after, mhprobe.diff(before, after, images, null="images", show_progress=False)
 
 
@@ -616,7 +621,7 @@ def test_of_trainings_likeness_and_measures_tell_the_head_that_changed(tuned):
     assert 0 < row["entropy_low"] < row["entropy_change"] < row["entropy_high"]
     assert row["entropy_p"] < 0.01 and row["sinks_change"] < 0
     assert row["entropy_change"] == pytest.approx(row["entropy_after"] - row["entropy_before"])
-    alone = mhprobe.measure(before, [images_for(before, 40)], [mhprobe.measures.Entropy])
+    alone = mhprobe.measure(before, [images_for(before, LEAST)], [mhprobe.measures.Entropy])
     assert column(found, "entropy_before") == pytest.approx(alone["entropy"].tolist(), abs=1e-6)
     said = " ".join(found.sentences)
     assert "entropy of attention in nats rises in 1 head and falls in 0" in said
@@ -638,9 +643,39 @@ def test_heads_that_are_gone_have_no_likeness_and_no_change():
     gone = found.heads.dicts()[5]
     assert all(
         gone[name] != gone[name]
-        for name in ("svcca", "entropy_after", "entropy_change", "entropy_p")
+        for name in ("svcca", "entropy_after", "entropy_change", "entropy_low")
     )
     assert gone["entropy_before"] > 0 and found.heads.dicts()[3]["svcca"] == pytest.approx(1)
+
+
+def test_of_few_images_changes_have_intervals_and_no_head_is_named(tuned):
+    before, after, of_enough = tuned
+    found = mhprobe.diff(
+        before, after, images_for(before, LEAST - 1), null="images", show_progress=False
+    )
+    assert "entropy_p" not in found.heads.columns and "entropy_low" in found.heads.columns
+    (said,) = [line for line in found.sentences if f"is told from {LEAST} photographs on" in line]
+    assert f"here are {LEAST - 1}" in said and "rises in" not in " ".join(found.sentences)
+    assert "entropy_p" in of_enough.heads.columns  # the control: one image more
+    assert data_of(found)["heads"]  # the page is drawn without p
+
+
+def test_skewed_heads_that_did_not_change_are_seldom_named():
+    """Slopes of two shipped networks on 1,000 images, heads of one against heads of the other, without their mean."""
+    before, after = (real_heads.columns(name, "slope").abs() for name in real_heads.NETWORKS)
+    change = (after / after.mean(0))[:, :22] - (before / before.mean(0))[:, :22]
+    change = change - change.mean(0)
+    draws, named, uncorrected = 400, 0, 0
+    random = torch.Generator().manual_seed(0)
+    for _ in range(draws):
+        drawn = change[torch.randint(0, len(change), (LEAST,), generator=random)]
+        folds = torch.stack([drawn[fold::FOLDS].mean(0) for fold in range(FOLDS)])
+        mean, _, high = t_interval(folds)
+        p = p_of_interval(mean, high - mean, FOLDS - 1)
+        named += bool((holm(p) < RATE).any())
+        uncorrected += bool((p < RATE).any())
+    assert named / draws <= RATE + 2 * math.sqrt(RATE * (1 - RATE) / draws)
+    assert uncorrected / draws > 0.3  # the control: without Holm's correction
 
 
 def test_copies_are_not_measured_before_and_after():

@@ -1,8 +1,8 @@
 """Changes of each head's measures in a training: before, after, and their paired difference.
 
 Images are dealt into folds, and each measure is taken of every fold in both networks. A change is
-the mean over folds of (after - before), with Student's interval; p is of no change, with Holm's
-correction over all heads and measures.
+the mean over images of (after - before), with Student's interval over folds; p is of no change, with Holm's
+correction over all heads and measures. Of fewer than ``LEAST`` images there is no p.
 
 Shapes: A heads of network A, F folds, N images.
 """
@@ -28,6 +28,9 @@ from mhprobe.stats.intervals import p_of_interval
 from mhprobe.stats.significance import holm, t_interval
 
 FOLDS = 10
+# of fewer images a skewed head that did not change is named too often: in resamples of two trainings of
+# one ViT in 4.9 % of draws of 64 images, in 6.4 % of 30, in 9.7 % of 12
+LEAST = 64
 KINDS: Mapping[str, tuple[Callable[[HeadLayout], Measure], str]] = {
     "importance": (GateImportance, "importance"),
     "write": (WriteNorm, "relative length of what is written"),
@@ -39,10 +42,17 @@ KINDS: Mapping[str, tuple[Callable[[HeadLayout], Measure], str]] = {
 
 
 def changes(
-    a: Torch, b: Torch, pairs: Pairs, batches: Batches, labels: Tensor | None, show: bool
+    a: Torch,
+    b: Torch,
+    pairs: Pairs,
+    batches: Batches,
+    labels: Tensor | None,
+    images: int,
+    show: bool,
 ) -> dict[str, Tensor]:
     """Return for each measure (A,) ``_before``, ``_after``, ``_change``, ``_low``, ``_high`` and ``_p``.
 
+    images: N; of fewer than ``LEAST`` there is no ``_p``.
     labels: (N,) of the photographs, for importance; without them it is of the class that each
     network gives, or of the features' length. NaN for heads that B has not. A measure that a
     network's heads do not allow is left out.
@@ -57,12 +67,16 @@ def changes(
         ends = {
             end: torch.stack([of[f"{name}_{end}"] for of in folds]) for end in ("before", "after")
         }
-        found |= {f"{name}_{end}": values.mean(0) for end, values in ends.items()}
-        change, low, high = t_interval(ends["after"] - ends["before"])
-        tests[name] = p_of_interval(change, high - change, len(folds) - 1)
-        found |= {f"{name}_change": change, f"{name}_low": low, f"{name}_high": high}
-    corrected = holm(torch.cat(list(tests.values()))).chunk(len(tests)) if tests else ()
-    found |= {f"{name}_p": p for name, p in zip(tests, corrected, strict=True)}
+        shares = torch.bincount(torch.arange(images) % len(folds)).double() / images
+        found |= {f"{name}_{end}": shares @ values.double() for end, values in ends.items()}
+        middle, _, high = t_interval(ends["after"] - ends["before"])
+        change, half = found[f"{name}_after"] - found[f"{name}_before"], high - middle
+        tests[name] = p_of_interval(change, half, len(folds) - 1)
+        found |= {f"{name}_change": change, f"{name}_low": change - half}
+        found |= {f"{name}_high": change + half}
+    if tests and images >= LEAST:
+        corrected = holm(torch.cat(list(tests.values()))).chunk(len(tests))
+        found |= {f"{name}_p": p for name, p in zip(tests, corrected, strict=True)}
     order = [name for name in KINDS if name in tests]
     return {key: found[key] for name in order for key in found if key.startswith(f"{name}_")}
 
@@ -95,8 +109,11 @@ def _of_folds(
     return {name: of for name, of in values.items() if len(of) == folds}
 
 
-def likeness_and_changes(columns: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield a sentence on how alike outputs still are, and one on what changed in the measures."""
+def likeness_and_changes(columns: Mapping[str, Tensor], images: int) -> Iterator[str]:
+    """Yield a sentence on how alike outputs still are, and one on what changed in the measures.
+
+    images: number of photographs.
+    """
     if "svcca" in columns:
         alike, chance = columns["svcca"], columns["svcca_null"]
         known = ~alike.isnan()
@@ -104,6 +121,11 @@ def likeness_and_changes(columns: Mapping[str, Tensor]) -> Iterator[str]:
             f"The outputs of a head before and after are alike (SVCCA) by "
             f"{rounded(float(alike[known].min()))} to {rounded(float(alike[known].max()))}; on two "
             f"different images they are by {rounded(float(chance[known].mean()))}, which is chance."
+        )
+    if images < LEAST and any(key.endswith("_change") for key in columns):
+        yield (
+            f"In how many heads measures change is told from {LEAST} photographs on, here are "
+            f"{images}; the table has each change with its interval."
         )
     parts = [_moves(name, called, columns) for name, (_, called) in KINDS.items()]
     if said := [part for part in parts if part]:

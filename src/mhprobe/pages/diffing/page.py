@@ -174,13 +174,15 @@ def compared(
     )
     values = dict(found.itself)
     if found.null == "images" and isinstance(theirs, Torch):
-        values |= changes(ours, theirs, pairs, batches, found.labels, show_progress)
+        values |= changes(
+            ours, theirs, pairs, batches, found.labels, len(read.pixels), show_progress
+        )
     if "importance_before" not in values:
         values |= importance(ours, theirs, pairs, batches, found.labels)
     if ablation:
         values |= ablated(ours, theirs, pairs, batches, found, show_progress)
     result = Diff(
-        sentences=[*sentences(about), *likeness_and_changes(values)],
+        sentences=[*sentences(about), *likeness_and_changes(values, len(read.pixels))],
         heads=head_table(about, values),
         blocks=block_table(ours.layout, about),
         neurons=neuron_table(pairs, found),

@@ -101,12 +101,13 @@ def _columns(found: Found, result: Diff) -> list[str]:
 
 
 def _moved(column: str, row: Mapping[str, Any]) -> str:
-    """Write a change with its ends and its p; "" for what is no change."""
+    """Write a change with its ends, and its p if there is one; "" for what is no change."""
     name, change, _ = column.partition("_change")
     if not change or not math.isfinite(row[column]):
         return ""
-    before, after, p = (rounded(row[f"{name}_{end}"]) for end in ("before", "after", "p"))
-    return f"{rounded(row[column])} ({before} to {after}, p = {p})"
+    before, after = (rounded(row[f"{name}_{end}"]) for end in ("before", "after"))
+    told = f", p = {rounded(row[f'{name}_p'])}" if f"{name}_p" in row else ""
+    return f"{rounded(row[column])} ({before} to {after}{told})"
 
 
 def _side_name(name: str, number: int) -> str:
