@@ -16,6 +16,7 @@ from mhprobe.differences.words import Found
 from mhprobe.errors import UserError, nearest, quoted
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
+from mhprobe.io.readings import Reading
 from mhprobe.report import ledger
 from mhprobe.report.result import Result, Sample
 from mhprobe.report.tables import Table, per_head, write_csv
@@ -48,7 +49,8 @@ class Diff(NamedTuple):
 
     sentences: the answer first. heads, blocks, neurons: tables, a row each. metrics: numbers.
     outside: what leaves a tolerance, in words. notes: on choices that were made, and on what could
-    not be compared. page: renders the HTML that a notebook shows.
+    not be compared. page: renders the HTML that a notebook shows. readings: by network, how its
+    file and its images are interpreted.
     """
 
     sentences: Sequence[str]
@@ -60,6 +62,7 @@ class Diff(NamedTuple):
     notes: Sequence[str] = ()
     page: Callable[[], str] | None = None
     images: int = 0
+    readings: Sequence[tuple[str, Sequence[Reading]]] = ()
 
     def __repr__(self) -> str:
         return "\n".join([*self.sentences, *(f"Outside: {line}" for line in self.outside)])
@@ -74,7 +77,10 @@ class Diff(NamedTuple):
         return f'<iframe {frame} srcdoc="{text}"></iframe>'
 
     def save(self, folder: str | Path) -> Path:
-        """Write diff.json, metrics.json, the tables and the page into a folder; return the page, or diff.json.
+        """Write diff.json, metrics.json, inputs.json, the tables and the page into a folder.
+
+        inputs.json: by network, how its file and its images were interpreted. Returns the page, or
+        diff.json where there is none.
 
         Raises UserError for a folder that cannot be written.
         """
@@ -95,6 +101,10 @@ class Diff(NamedTuple):
             for key, value in self.metrics.items()
         }
         write(place / "metrics.json", (json.dumps(plain, indent=2) + "\n").encode())
+        inputs = [
+            {"network": name, "inputs": [one.plain() for one in of]} for name, of in self.readings
+        ]
+        write(place / "inputs.json", (json.dumps(inputs, indent=2) + "\n").encode())
         file = write(place / FILE, book.model_dump_json(indent=1, exclude_defaults=True).encode())
         return file if self.page is None else write(place / "diff.html", self.page().encode())
 

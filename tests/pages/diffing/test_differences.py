@@ -399,6 +399,11 @@ def test_files_follow_the_ledger_and_hold_the_sentences(tmp_path):
     assert book.results["diff"].about == " ".join(found.sentences)
     assert all((tmp_path / entry.table).exists() for entry in book.results.values() if entry.table)
     assert book.results["diff_heads"].chance == "null" and FACTOR > 1
+    inputs = json.loads((tmp_path / "inputs.json").read_text())
+    assert len(inputs) == 2  # both networks, whose names are the same
+    for network in inputs:
+        (read,) = [one for one in network["inputs"] if one["what"] == "mean and std"]
+        assert read["taken"] in html.unescape((tmp_path / "diff.html").read_text())
 
 
 def test_the_network_is_as_it_was_afterwards():

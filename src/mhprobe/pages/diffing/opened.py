@@ -29,13 +29,17 @@ Given = nn.Module | str | Path | Network
 
 
 class Opened(NamedTuple):
-    """A side, the images that it expects (size, mean, std), its precision, and names of its classes, if known."""
+    """A side, the images that it expects (size, mean, std), its precision, and names of its classes, if known.
+
+    readings: how its file and its images are interpreted.
+    """
 
     side: Side
     spec: dict[str, Any]
     dtype: torch.dtype
     notes: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
+    readings: tuple[Reading, ...] = ()
 
 
 def opened(
@@ -66,7 +70,8 @@ def opened(
     except UserError as error:
         raise UserError(f"diff: {str(error).removeprefix('look: ')}") from error
     side = Torch(network.model, name or network.name)
-    return Opened(side, network.spec, side.dtype, network.notes, network.class_names)
+    about = network.notes, network.class_names, network.readings
+    return Opened(side, network.spec, side.dtype, *about)
 
 
 def exported(given: object) -> bool:

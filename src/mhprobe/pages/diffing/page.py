@@ -190,6 +190,7 @@ def compared(
         outside=outside(about, limits),
         notes=list(dict.fromkeys(notes)),
         images=len(read.pixels),
+        readings=[(of.side.name, of.readings) for of in (a, b) if of.readings],
     )
     shown = functools.partial(page, about, result, ours, theirs, read, batches)
     return result._replace(page=shown)

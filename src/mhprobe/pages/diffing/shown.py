@@ -90,6 +90,7 @@ def page(found: Found, result: Diff, a: Torch, b: Side, read: Pictures, batches:
             second=found.names[1],
             images=result.images,
             reference=found.reference,
+            readings=result.readings,
         ),
     )
 
