@@ -10,7 +10,7 @@ from mhprobe.data.cifar10 import Cifar10
 from mhprobe.data.decoding import levels_given
 from mhprobe.data.digits import Digits
 from mhprobe.data.images import ImageFolder
-from mhprobe.data.photos import Photos, listed
+from mhprobe.data.photos import Photos, listed, suited
 from mhprobe.data.scenes import Scenes
 from mhprobe.data.source import Source, other_classes
 from mhprobe.errors import UserError, nearest, quoted
@@ -65,7 +65,7 @@ def check(asked: Asked, weights: str) -> None:
     if missing:
         raise UserError(f"{'; and '.join(missing)}.")
     if asked.labels == "none" and place is not None:
-        _, files = listed(place, "--data")
+        files = suited(listed(place, "--data")[1])
         if len(files) < 2 * LEAST:
             raise UserError(
                 f"--data: {place} has {counted(len(files), 'photograph')}, expected at least {2 * LEAST}: "
