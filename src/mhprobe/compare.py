@@ -4,7 +4,8 @@ RUN is the folder of a run or of a sweep. Writes tables and figures ``runs``, ``
 and ``agreement`` (of the heads); the table ``paired`` (McNemar's test of every two runs on the same
 test images); the table ``grid`` (accuracy by setting) of runs that differ in two settings or more;
 the matrix ``claims`` of runs of mhprobe.lab.claims; ``prunebench_ranking`` of runs of
-mhprobe.prunebench (methods over networks); comparison.html, the runs side by side.
+mhprobe.prunebench (methods over networks); comparison.html, the runs side by side. Of two runs of
+one architecture a line says which ``mhprobe diff`` compares their heads.
 """
 
 from pathlib import Path
@@ -46,7 +47,7 @@ def main() -> None:
     options = parser.parse_args()
     from mhprobe.io.tensors import digest
     from mhprobe.pages.html import write_comparison
-    from mhprobe.pages.several import about, answers, inert, lines, several
+    from mhprobe.pages.several import about, answers, head_by_head, inert, lines, several
     from mhprobe.report.report import Report
     from mhprobe.report.runs.facts import origin_of_script
     from mhprobe.report.runs.folder import reading
@@ -72,9 +73,8 @@ def main() -> None:
         runs, options.out / "comparison.html", results.get("prunebench_ranking")
     )
     first = answers(runs, names(runs))
-    print(
-        *unread(runs), *first, *lines(results), f"tables and figures: {options.out}", page, sep="\n"
-    )
+    said = [*unread(runs), *first, *lines(results), *head_by_head(runs)]
+    print(*said, f"tables and figures: {options.out}", page, sep="\n")
 
 
 if __name__ == "__main__":

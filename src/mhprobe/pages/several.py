@@ -5,10 +5,13 @@ over its runs with Student's 95 % interval, which predicts another run; the inte
 a single run predicts other images. Two runs on the same images have McNemar's exact test.
 """
 
+import contextlib
 import itertools
 import math
+import shlex
 import statistics
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +38,7 @@ from mhprobe.report.runs.run import (
 from mhprobe.report.tables import Table, from_rows
 from mhprobe.stats.agreement import agreement
 from mhprobe.stats.significance import holm, paired, t_interval
+from mhprobe.weights.hub import find_weights
 
 RIGHT = "test accuracy", "a better network"
 MANY = 12  # sentences on masked networks
@@ -43,6 +47,8 @@ UNTESTED = dict.fromkeys(("difference", "low", "high", "lost", "won", "p", "p_ho
 STEPS = "masked_networks"  # a row per run of one step, and curve
 STEP = "masking.step"  # runs that differ in it hold points of the same curve
 ACCURACY = ("accuracy", "low", "high", "images")
+TRAINED = ("pretrained", "checkpoint", "fused_attn", "drop_path_rate", "patch_drop_rate")
+"""What a network's description says of its training or its speed alone."""
 ASKED = ("stages", "curves", "claims", "maps")  # tables of runs that answer more than an accuracy
 
 
@@ -163,6 +169,41 @@ def answers(runs: Sequence[Run], called: Sequence[str]) -> list[str]:
         if not run.of_step and any(run.rows(kind) for kind in ASKED):
             text.append(f"{name}: {words.result(run, atlas.heads(run), [])[0]}")
     return text[:MANY]
+
+
+def head_by_head(runs: Sequence[Run]) -> list[str]:
+    """Return a line with the command that compares the heads of two runs of one architecture; [] of others.
+
+    A run without weights of its own stands by the file that it read.
+    """
+    sides = [side for run in runs if (side := _weights(run)) is not None]
+    if len(runs) != 2 or len(sides) != 2 or sides[0] == sides[1] or not _one_architecture(runs):
+        return []
+    return [
+        f"What each head computes differently: mhprobe diff {shlex.join(map(str, sides))} PHOTOS "
+        "(a folder of photographs)."
+    ]
+
+
+def _weights(run: Run) -> Path | None:
+    """Return a run's folder if its weights are there, else the file that it read; None where neither is."""
+    with contextlib.suppress(UserError):
+        find_weights(run.folder)
+        return run.folder
+    given = run.config.get("weights")
+    return Path(given) if isinstance(given, str) and Path(given).exists() else None
+
+
+def _one_architecture(runs: Sequence[Run]) -> bool:
+    """Return True for networks that were built alike, also where heads of one are gone."""
+    built = [
+        {key: value for key, value in run.model.get("backbone", {}).items() if key not in TRAINED}
+        for run in runs
+    ]
+    if all(built):
+        return built[0] == built[1]
+    heads = [atlas.heads(run) for run in runs]
+    return bool(heads[0]) and heads[0] == heads[1]
 
 
 def inert(result: Result) -> Result:

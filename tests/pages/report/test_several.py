@@ -18,7 +18,7 @@ from scipy.stats import t
 import mhprobe.compare
 from drawn import assert_nothing_is_clipped
 from mhprobe.errors import UserError
-from mhprobe.pages.several import about, several
+from mhprobe.pages.several import about, head_by_head, several
 from mhprobe.report.figures import runs as figures
 from mhprobe.report.report import Report
 from mhprobe.report.runs.folder import Folder
@@ -372,6 +372,38 @@ def test_the_command_writes_everything(sweep, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="2"):
         mhprobe.compare.main()
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_two_runs_of_one_architecture_say_where_heads_are_compared(tmp_path, monkeypatch, capsys):
+    """Not of three runs, of another architecture, of runs without weights, or of a run with itself."""
+    widths = {"before": 96, "after": 96, "wide": 192}
+    for number, (name, width) in enumerate(widths.items()):
+        folder = seeded(tmp_path / name, number, 0.5)
+        (folder / "model.safetensors").touch()
+        about = {"backbone": {"name": "vit", "embed_dim": width, "patch_drop_rate": number / 4}}
+        (folder / "model.json").write_text(json.dumps(about))
+    bare = seeded(tmp_path / "bare", 4, 0.5)
+    (bare / "model.safetensors").unlink()
+    read = seeded(tmp_path / "read", 5, 0.5, weights=tmp_path / "wide" / "model.safetensors")
+    for name in ("model.safetensors", "model.json"):
+        (read / name).unlink()
+    before, after, wide = (tmp_path / name for name in widths)
+
+    def said(*folders):
+        runs = read_runs(folders)
+        return head_by_head(runs)
+
+    command = f"mhprobe diff {before} {after} PHOTOS"
+    assert command in "".join(said(before, after))
+    assert f"{wide / 'model.safetensors'} PHOTOS" in "".join(said(before, read))  # equal heads
+    for others in ((before, wide), (before, bare), (before, before), (before, after, read)):
+        assert said(*others) == []
+    monkeypatch.setattr(
+        sys, "argv", ["compare", *map(str, (before, after)), "--out", str(tmp_path / "c")]
+    )
+    mhprobe.compare.main()
+    assert capsys.readouterr().out.count(command) == 1
+    assert command in html.unescape((tmp_path / "c" / "comparison.html").read_text())
 
 
 def test_a_comparison_does_not_stand_among_the_tables_of_another(

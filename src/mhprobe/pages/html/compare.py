@@ -16,7 +16,16 @@ from scipy.stats import rankdata
 from mhprobe.errors import UserError
 from mhprobe.io.files import write
 from mhprobe.pages.html.page import facts, render
-from mhprobe.pages.several import FEW, answers, by_network, of_steps, pairs_of, sentence, swept
+from mhprobe.pages.several import (
+    FEW,
+    answers,
+    by_network,
+    head_by_head,
+    of_steps,
+    pairs_of,
+    sentence,
+    swept,
+)
 from mhprobe.report.result import Result
 from mhprobe.report.runs import atlas, words
 from mhprobe.report.runs.folder import reading
@@ -106,7 +115,10 @@ def _page(runs: Sequence[Run], ranking: Result | None) -> str:
         },
         ["common.js", "compare.js", "tables.js"],
         title=f"{len(runs)} runs side by side",
-        words=words.unread(runs) + first + _numbers_only(runs, names, measures),
+        words=words.unread(runs)
+        + first
+        + head_by_head(runs)
+        + _numbers_only(runs, names, measures),
         runs=list(zip(names, map(facts, runs), strict=True)),
         scored=what,
         swept=bool(stepped),
