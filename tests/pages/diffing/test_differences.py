@@ -637,7 +637,9 @@ def test_of_trainings_likeness_and_measures_tell_the_head_that_changed(tuned):
 def test_the_page_of_a_training_tells_what_each_measure_was_and_is(tuned):
     columns = {one["name"]: one for one in data_of(tuned[-1])["columns"]}
     assert columns["entropy_change"]["texts"][4].startswith("0.2")
-    assert " to " in columns["entropy_change"]["texts"][4] and columns["svcca"]["texts"][4] == ""
+    assert (
+        " before, " in columns["entropy_change"]["texts"][4] and columns["svcca"]["texts"][4] == ""
+    )
 
 
 def test_heads_that_are_gone_have_no_likeness_and_no_change():

@@ -34,7 +34,7 @@ CALLED = {
     "cka": "similarity of outputs (CKA)",
     "svcca": "similarity of outputs (SVCCA)",
     "svcca_null": "similarity by chance (SVCCA)",
-    "q": "q",
+    "q": "q (p, adjusted for the false discovery rate)",
     "importance_before": "importance before",
     "importance_after": "importance after",
     "ablation_before": "rise of the loss without the head (nats), before",
@@ -107,8 +107,8 @@ def _moved(column: str, row: Mapping[str, Any]) -> str:
     if not change or not math.isfinite(row[column]):
         return ""
     before, after = (rounded(row[f"{name}_{end}"]) for end in ("before", "after"))
-    told = f", p = {rounded(row[f'{name}_p'])}" if f"{name}_p" in row else ""
-    return f"{rounded(row[column])} ({before} to {after}{told})"
+    told = f"; p = {rounded(row[f'{name}_p'])}" if f"{name}_p" in row else ""
+    return f"{rounded(row[column])} ({before} before, {after} after{told})"
 
 
 def _side_name(name: str, number: int) -> str:
