@@ -303,7 +303,7 @@ def _by_split(
             continue
         if not leaf.lower().endswith((*SUFFIXES, ARRAYS)):
             raise UserError(
-                f"root: {archive.path}: {file} is not an image; expected {', '.join(SUFFIXES)}."
+                f"root: {archive.path}: {file} is not an image; expected {', '.join((*SUFFIXES, ARRAYS))}."
             )
         roots.add("/".join(part for part in root if part))
         images[splits[split]][name].append(file)

@@ -19,6 +19,7 @@ from mhprobe.data.augment import GREY, grey, normalise
 from mhprobe.data.decoding import channels_in, levels_given
 from mhprobe.data.draws import evenly, stratified
 from mhprobe.data.images import (
+    ARRAYS,
     SUFFIXES,
     ImageFolder,
     Notes,
@@ -34,6 +35,7 @@ from mhprobe.io.written import counted
 
 log = logging.getLogger(__name__)
 
+READ = (*SUFFIXES, ARRAYS)  # endings of the files that are read
 LEAST = 8  # so that half of them can be cut again
 UNREAD = (
     ".heic",
@@ -61,7 +63,7 @@ def listed(root: str | Path, asker: str) -> tuple[Archive, list[str]]:
     archive = open_archive(place)
     if not (files := _photographs(archive, {})):
         raise UserError(
-            f"{asker}: {archive.path} has no photographs that can be read ({', '.join(SUFFIXES)})."
+            f"{asker}: {archive.path} has no photographs that can be read ({', '.join(READ)})."
         )
     return archive, files
 
@@ -141,7 +143,7 @@ class Photos(ImageFolder):
         if len(files) < LEAST:
             raise UserError(
                 f"root: {archive.path} has {len(files)} images, expected at least {LEAST} "
-                f"({', '.join(SUFFIXES)})."
+                f"({', '.join(READ)})."
             )
         alike = np.zeros(len(files), dtype=np.int64)
         test = stratified(

@@ -80,7 +80,8 @@ def test_photographs_in_formats_that_are_not_read_are_counted(folder, model, cap
 
 def test_what_holds_no_photographs_is_refused(tmp_path, model):
     with pytest.raises(
-        mhprobe.UserError, match=r"photos: .* has no photographs that can be read \(\.jpg"
+        mhprobe.UserError,
+        match=r"photos: .* has no photographs that can be read \(\.jpg, .*, \.npy\)",
     ):
         mhprobe.photos(tmp_path, model)
     with pytest.raises(mhprobe.UserError, match=r"photos: .*nowhere does not exist"):
