@@ -104,7 +104,8 @@ def levels_of(values: Range, where: str) -> Levels:
     raise UserError(
         f"root: {where} has {values.kind} for pixels, from {values.least:g} to "
         f"{values.largest:g}, which do not say what is white; expected 8 or 16 bits. Give "
-        "levels=[<black>, <white>], or save it as one of these."
+        "levels=[<black>, <white>] (--levels <black>,<white> after look, diff and shrink), or save it as "
+        "one of these."
     )
 
 
@@ -150,6 +151,7 @@ def decode(
         opened, wide = _opened(data, where, (width, height) if resize else None)
         if wide is not None:
             values, spread = wide
+            _refuse_no_numbers(values, where)
             if callable(levels):
                 levels = levels() if spread.open else None
             image = _eight_bits(values, levels or levels_of(spread, where))
@@ -222,10 +224,23 @@ def _array_bytes(
     values = _array(data, where)
     if values.dtype == np.uint8 and not isinstance(levels, Levels):
         return values
+    _refuse_no_numbers(values, where)
     spread = _range(values, *_kind_of_numbers(values))
     if callable(levels):
         levels = levels() if spread.open else None
     return _bytes(values, levels or levels_of(spread, where))
+
+
+def _refuse_no_numbers(values: np.ndarray, where: str) -> None:
+    """UserError for pixels that are NaN or infinite: what is there, nobody knows."""
+    if values.dtype.kind != "f":
+        return
+    odd = int((~np.isfinite(values)).sum())
+    if odd:
+        raise UserError(
+            f"root: {where} has NaN or infinity for {odd:,} of {values.size:,} values. Fill them, e.g. "
+            "with numpy.nan_to_num, and save it again."
+        )
 
 
 def _kind_of_numbers(values: np.ndarray) -> tuple[str, float | None]:
@@ -395,9 +410,7 @@ def _bytes(values: np.ndarray, levels: Levels) -> np.ndarray:
     bits = math.log2(levels.white + 1) if levels.black == 0 and levels.white >= 255 else 0.5
     if bits.is_integer() and not np.issubdtype(values.dtype, np.floating):
         return np.clip(values.astype(np.int64) >> (int(bits) - 8), 0, 255).astype(np.uint8)
-    share = (np.nan_to_num(values.astype(np.float64)) - levels.black) / (
-        levels.white - levels.black
-    )
+    share = (values.astype(np.float64) - levels.black) / (levels.white - levels.black)
     return np.rint(255 * share.clip(0, 1)).astype(np.uint8)
 
 

@@ -86,12 +86,18 @@ def _photographs(archive: Archive, left_out: LeftOut) -> list[str]:
 def suited(files: Sequence[str], channels: int | None = None) -> list[str]:
     """Return the photographs among the files, or the arrays where there are none.
 
-    channels: of a network's images; other than 1 or 3 takes arrays before photographs.
+    channels: of a network's images; other than 1 or 3 takes arrays before photographs. A warning counts
+    what is left out.
     """
     arrays = [file for file in files if is_array(file)]
     photographs = [file for file in files if not is_array(file)]
     either = photographs or arrays
-    return either if channels in (None, 1, 3) else arrays or either
+    taken = either if channels in (None, 1, 3) else arrays or either
+    if photographs and arrays:
+        both = counted(len(photographs), "photograph"), counted(len(arrays), ".npy array")
+        kept = "photographs" if taken is photographs else "arrays"
+        log.warning("of %s and %s the %s are taken, the others are left out", *both, kept)
+    return taken
 
 
 def of_channels(image: np.ndarray, channels: int, where: str) -> np.ndarray:

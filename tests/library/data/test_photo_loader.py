@@ -117,11 +117,28 @@ def test_arrays_of_as_many_channels_as_the_model_takes_are_its_images(tmp_path, 
     assert "colours" not in loader.readings  # nothing was turned grey
 
 
-def test_arrays_stand_before_photographs_only_where_photographs_do_not_fit(folder):
+def test_arrays_stand_before_photographs_only_where_photographs_do_not_fit(folder, caplog):
     where, _ = folder
+    mhprobe.photos(where, of_channels(3))
+    assert "left out" not in caplog.text  # the control: nothing stands beside them
     np.save(where / "d.npy", np.zeros((32, 32, 4), np.uint8))
     assert mhprobe.photos(where, of_channels(4)).files == ["d.npy"]
+    assert "of 3 photographs and 1 .npy array the arrays are taken, the others" in caplog.text
     assert mhprobe.photos(where, of_channels(3)).files == ["b.png", "c.png", "sea/a.png"]
+    assert "of 3 photographs and 1 .npy array the photographs are taken" in caplog.text
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
+def test_an_array_with_pixels_that_are_no_numbers_is_left_out_and_says_how_many(
+    tmp_path, caplog, odd
+):
+    pixels = np.full((32, 32, 4), 0.5, np.float32)
+    np.save(tmp_path / "a.npy", pixels)
+    pixels[3, 4, :2] = odd
+    np.save(tmp_path / "b.npy", pixels)
+    loader = mhprobe.photos(tmp_path, of_channels(4), levels=1)
+    assert len(next(iter(loader))) == 1 and loader.files == ["a.npy"]
+    assert "b.npy has NaN or infinity for 2 of 4,096 values" in caplog.text
 
 
 def test_an_image_of_other_channels_costs_itself_alone(tmp_path):
