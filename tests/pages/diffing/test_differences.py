@@ -637,6 +637,7 @@ def test_of_trainings_likeness_and_measures_tell_the_head_that_changed(tuned):
 def test_the_page_of_a_training_tells_what_each_measure_was_and_is(tuned):
     columns = {one["name"]: one for one in data_of(tuned[-1])["columns"]}
     assert columns["entropy_change"]["texts"][4].startswith("0.2")
+    assert "importance_change" in columns and "importance_before" not in columns  # said once
     assert (
         " before, " in columns["entropy_change"]["texts"][4] and columns["svcca"]["texts"][4] == ""
     )

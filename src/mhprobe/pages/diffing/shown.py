@@ -98,7 +98,12 @@ def page(found: Found, result: Diff, a: Torch, b: Side, read: Pictures, batches:
 def _columns(found: Found, result: Diff) -> list[str]:
     """Return the columns of heads that the page shows, the one first by which heads are tested."""
     tested = "own" if found.measured.null == "rounding" else "total"
-    return [tested, *(name for name in CALLED if name in result.heads.columns and name != tested)]
+    there = [name for name in CALLED if name in result.heads.columns and name != tested]
+    changes = {name.removesuffix("_change") for name in there if name.endswith("_change")}
+    ends = {
+        f"{name}_{end}" for name in changes for end in ("before", "after")
+    }  # a change says both
+    return [tested, *(name for name in there if name not in ends)]
 
 
 def _moved(column: str, row: Mapping[str, Any]) -> str:
