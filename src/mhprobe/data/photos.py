@@ -86,8 +86,8 @@ def _photographs(archive: Archive, left_out: LeftOut) -> list[str]:
 def suited(files: Sequence[str], channels: int | None = None) -> list[str]:
     """Return the photographs among the files, or the arrays where there are none.
 
-    channels: of a network's images; other than 1 or 3 takes arrays before photographs. A warning counts
-    what is left out.
+    channels: of a network's images; other than 1 or 3 takes arrays before photographs. A warning
+    counts what is left out.
     """
     arrays = [file for file in files if is_array(file)]
     photographs = [file for file in files if not is_array(file)]
