@@ -104,8 +104,8 @@ def levels_of(values: Range, where: str) -> Levels:
     raise UserError(
         f"root: {where} has {values.kind} for pixels, from {values.least:g} to "
         f"{values.largest:g}, which do not say what is white; expected 8 or 16 bits. Give "
-        "levels=[<black>, <white>] (--levels <black>,<white> after look, diff and shrink), or save it as "
-        "one of these."
+        "levels=[<black>, <white>] (--levels <black>,<white> after look, diff and shrink), or save it "
+        "as one of these."
     )
 
 
@@ -238,8 +238,8 @@ def _refuse_no_numbers(values: np.ndarray, where: str) -> None:
     odd = int((~np.isfinite(values)).sum())
     if odd:
         raise UserError(
-            f"root: {where} has NaN or infinity for {odd:,} of {values.size:,} values. Fill them, e.g. "
-            "with numpy.nan_to_num, and save it again."
+            f"root: {where} has NaN or infinity for {odd:,} of {values.size:,} values. Fill them, "
+            "e.g. with numpy.nan_to_num, and save it again."
         )
 
 

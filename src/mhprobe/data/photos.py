@@ -50,9 +50,10 @@ UNREAD = (
 
 
 def listed(root: str | Path, asker: str) -> tuple[Archive, list[str]]:
-    """Open a folder or archive and list its images by name: photographs, and .npy arrays of any channels.
+    """Open a folder or archive and list its images by name.
 
-    ``suited`` takes those that fit a network. Raises UserError, for ``asker``, if there are none.
+    These are photographs, and .npy arrays of any channels; ``suited`` takes those that fit a
+    network. Raises UserError, for ``asker``, if there are none.
     """
     place = Path(root).expanduser()
     if not place.exists():
@@ -101,9 +102,9 @@ def suited(files: Sequence[str], channels: int | None = None) -> list[str]:
 
 
 def of_channels(image: np.ndarray, channels: int, where: str) -> np.ndarray:
-    """Return an image (height, width, C) that fits a network of so many channels; colours fit 1, too.
+    """Return an image (height, width, C) that fits a network of so many channels.
 
-    UserError for another number.
+    Colours fit 1, too. UserError for another number.
     """
     has = image.shape[-1]
     if has == channels or (has, channels) == (3, 1):
@@ -178,7 +179,7 @@ class Photos(ImageFolder):
 
 
 def _channels(archive: Archive, files: Sequence[str]) -> int:
-    """Number of channels of the first array that can be read. UserError, of the first, if none can."""
+    """Number of channels of the first array that can be read; UserError of the first if none can."""
     first: UserError | None = None
     for file, data in archive.read(files, {}):
         try:
@@ -197,7 +198,7 @@ def _told_left_out(archive: Archive, left_out: LeftOut) -> Reading:
 
 
 class PhotoLoader:
-    """Batches (B, C, height, width) float32 of the photos in a folder or archive, by name, without labels.
+    """Batches (B, C, height, width) float32 of a folder's or archive's photos, by name, unlabelled.
 
     C is the number of channels of ``mean`` and ``std``: 3; 1, which shows colours in grey; or that of
     .npy arrays (height, width, C).
