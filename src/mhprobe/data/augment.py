@@ -133,11 +133,13 @@ def _reflect(position: Tensor, size: int) -> Tensor:
 def normalise(
     images: Tensor, size: tuple[int, int], mean: Sequence[float], std: Sequence[float]
 ) -> Tensor:
-    """(B, 3, h, w) uint8 -> (B, 3, *size) float32: resized (bicubic, antialiased), then (x / 255 - mean) / std.
+    """(B, C, h, w) uint8 -> (B, C, *size) float32: resized (bicubic, antialiased), then (x / 255 - mean) / std.
 
-    Of images of another shape the middle is taken, so that a disc stays round. UserError for images
-    of another number of channels than ``mean`` and ``std``.
+    Of images of another shape the middle is taken, so that a disc stays round. Colours turn grey
+    for one ``mean``. UserError for images of another number of channels than ``mean`` and ``std``.
     """
+    if (len(mean), images.shape[-3]) == (1, 3):
+        images = grey(images)
     if {len(mean), len(std)} != {images.shape[-3]}:
         raise UserError(
             f"images: expected {len(mean)} channels, as the network takes, got {images.shape[-3]}. "

@@ -16,7 +16,7 @@ import lightning as L
 import numpy as np
 import torch
 
-from mhprobe.data.augment import GREY, Augment, grey, normalise, resized
+from mhprobe.data.augment import GREY, Augment, normalise, resized
 from mhprobe.data.batch import Batch
 from mhprobe.data.cache import Cache, NoneReadError, cache_key, find_cache, open_cache
 from mhprobe.data.draws import evenly, fold, stratified
@@ -475,8 +475,6 @@ class ImageData(L.LightningDataModule):
                 self.augment.crop_flip(batch, self.seed, epoch), self.seed, epoch
             )
         objects = None if train or batch.objects is None else resized(batch.objects, spec.size)
-        if len(spec.mean) == 1 and batch.images.shape[1] == 3:
-            batch = batch._replace(images=grey(batch.images))
         batch = batch._replace(
             images=normalise(batch.images, spec.size, spec.mean, spec.std), objects=objects
         )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.data.archive import Archive, LeftOut, open_archive
-from mhprobe.data.augment import GREY, grey, normalise
+from mhprobe.data.augment import GREY, normalise
 from mhprobe.data.decoding import channels_in, levels_given
 from mhprobe.data.draws import evenly, stratified
 from mhprobe.data.images import (
@@ -246,8 +246,6 @@ class PhotoLoader:
 
     def __iter__(self) -> Iterator[Tensor]:
         for pixels in self._pixels.split(self.batch_size):
-            if (len(self.mean), pixels.shape[1]) == (1, 3):
-                pixels = grey(pixels)
             yield normalise(pixels, self.size, self.mean, self.std)
 
     @functools.cached_property

@@ -1,8 +1,8 @@
 """Changes of each head's measures in a training: before, after, and their paired difference.
 
 Images are dealt into folds, and each measure is taken of every fold in both networks. A change is
-the mean over images of (after - before), with Student's interval over folds; p is of no change, with Holm's
-correction over all heads and measures. Of fewer than ``LEAST`` images there is no p.
+the mean over images of (after - before), with Student's interval over folds; p is of no change,
+with Holm's correction over all heads and measures. Of fewer than ``LEAST`` images there is no p.
 
 Shapes: A heads of network A, F folds, N images.
 """

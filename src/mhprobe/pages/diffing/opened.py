@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mhprobe.backbones import gives_features
 from mhprobe.data.archive import LeftOut
-from mhprobe.data.augment import channels_shown, grey, normalise
+from mhprobe.data.augment import channels_shown, normalise
 from mhprobe.data.decoding import Levels, Size, decode, levels_given, refuse_bombs
 from mhprobe.data.draws import evenly
 from mhprobe.data.images import Notes, OfSet, by_number, class_list, orders_apart
@@ -205,16 +205,10 @@ class Pictures(NamedTuple):
                 if part.dtype != torch.uint8:
                     yield Batch(part, part, labels)
                     continue
-                yield Batch(_as_expected(part, a), _as_expected(part, b), labels)
+                ours, theirs = (normalise(part, of["size"], of["mean"], of["std"]) for of in (a, b))
+                yield Batch(ours, theirs, labels)
 
         return walk
-
-
-def _as_expected(pixels: Tensor, of: dict[str, Any]) -> Tensor:
-    """Pixels as a network expects them: size, mean, std; colours in grey where it takes one channel."""
-    if (len(of["mean"]), pixels.shape[1]) == (1, 3):
-        pixels = grey(pixels)
-    return normalise(pixels, of["size"], of["mean"], of["std"])
 
 
 class Labelled(NamedTuple):

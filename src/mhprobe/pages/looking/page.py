@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import attach, backbone_of, refuse_no_model
-from mhprobe.data.augment import grey, normalise
+from mhprobe.data.augment import normalise
 from mhprobe.data.decoding import levels_given
 from mhprobe.data.photos import listed
 from mhprobe.errors import UserError, one_of, quoted, whole_number
@@ -107,9 +107,7 @@ def look(  # noqa: PLR0913 -- a notebook's door: each argument is a keyword of i
     photos = photographs(there, side, limit, given, len(network.spec["mean"]))
     objects = None if masks_in is None else masks(masks_in, photos.names, side)
     weight = next(network.model.parameters())
-    colours_in_grey = (len(network.spec["mean"]), photos.pixels.shape[1]) == (1, 3)
-    pixels = grey(photos.pixels) if colours_in_grey else photos.pixels
-    images = normalise(pixels, side, network.spec["mean"], network.spec["std"]).to(weight)
+    images = normalise(photos.pixels, side, network.spec["mean"], network.spec["std"]).to(weight)
 
     def begun(form: Form, pack: str) -> None:
         first(_page(network, photos, form, [pack]))
