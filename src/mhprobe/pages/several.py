@@ -38,6 +38,7 @@ from mhprobe.report.runs.run import (
 from mhprobe.report.tables import Table, from_rows
 from mhprobe.stats.agreement import agreement
 from mhprobe.stats.significance import holm, paired, t_interval
+from mhprobe.weights.description import FREE
 from mhprobe.weights.hub import find_weights
 
 RIGHT = "test accuracy", "a better network"
@@ -47,7 +48,7 @@ UNTESTED = dict.fromkeys(("difference", "low", "high", "lost", "won", "p", "p_ho
 STEPS = "masked_networks"  # a row per run of one step, and curve
 STEP = "masking.step"  # runs that differ in it hold points of the same curve
 ACCURACY = ("accuracy", "low", "high", "images")
-TRAINED = ("pretrained", "checkpoint", "fused_attn", "drop_path_rate", "patch_drop_rate")
+TRAINED = ("pretrained", "checkpoint", *FREE)
 """What a network's description says of its training or its speed alone."""
 ASKED = ("stages", "curves", "claims", "maps")  # tables of runs that answer more than an accuracy
 
