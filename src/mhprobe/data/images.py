@@ -302,9 +302,8 @@ def _by_split(
             others += [file] if is_image(file) else []
             continue
         if not leaf.lower().endswith((*SUFFIXES, ARRAYS)):
-            raise UserError(
-                f"root: {archive.path}: {file} is not an image; expected {', '.join((*SUFFIXES, ARRAYS))}."
-            )
+            endings = ", ".join((*SUFFIXES, ARRAYS))
+            raise UserError(f"root: {archive.path}: {file} is not an image; expected {endings}.")
         roots.add("/".join(part for part in root if part))
         images[splits[split]][name].append(file)
     return images, others, roots

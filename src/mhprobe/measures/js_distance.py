@@ -401,7 +401,7 @@ def _of_heads(ours: _Rows, theirs: _Rows, above: bool, text: bool = False) -> Te
 
 def _sum_of_both(one: Tensor, some: Tensor, over: tuple[int, ...]) -> Tensor:
     """(b, G) sum of s ln s, of the sum s of rows (b, W, 1, Q, K) above 0 and rows (b, W, G, Q, K)."""
-    parts = math.ceil(some.numel() / in_cache(some))
+    parts = max(1, math.ceil(some.numel() / in_cache(some)))
     sums = []
     for a, b in zip(one.chunk(parts, 3), some.chunk(parts, 3), strict=True):
         both = a + b

@@ -23,7 +23,7 @@ from mhprobe.io.progress import progress
 from mhprobe.io.written import counted, rounded
 from mhprobe.measures import AttentionDistance, Entropy, GateImportance, Sinks, WriteNorm
 from mhprobe.measures.base import Measure, MeasureWarning
-from mhprobe.pages.diffing.worth import at_once, of_both
+from mhprobe.pages.diffing.worth import at_once, images_of, of_both
 from mhprobe.stats.intervals import p_of_interval
 from mhprobe.stats.significance import holm, t_interval
 
@@ -85,8 +85,7 @@ def _of_folds(
     side: Torch, at: int, batches: Batches, labels: Tensor | None, show: bool
 ) -> dict[str, list[Tensor]]:
     """Return by measure its values (A_of_side,) of every fold. at: 0 for A's images, 1 for B's."""
-    weight = next(iter(side.model.parameters()))
-    images = torch.cat([batch.theirs if at else batch.ours for batch in batches(1)]).to(weight)
+    images = images_of(side, at, batches)
     folds = min(FOLDS, len(images))
     built = {name: kind(side.layout.of("head")) for name, (kind, _) in KINDS.items()}
     values: dict[str, list[Tensor]] = {name: [] for name in KINDS}

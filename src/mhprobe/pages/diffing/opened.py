@@ -233,11 +233,11 @@ def pictures(
 ) -> Pictures:
     """Read the images of a comparison.
 
-    images: a folder or archive, (N, C, height, width) uint8, or floats, normalised. channels: C of
-    the network; photographs fit 3, and 1 in grey; of other numbers a folder has .npy arrays. labelled: the
+    images: a folder or archive, (N, C, height, width) uint8, or floats, normalised. labelled: the
     folders that photographs stand in are their classes; None for none. size: of the network's
     images, (height, width) or the side of squares. levels: the value of white, or of black and
-    white, in files of more than 8 bits; None finds it. Raises UserError for fewer than ``LEAST``,
+    white, in files of more than 8 bits; None finds it. channels: C of the network; photographs fit
+    3, and 1 in grey; for other numbers a folder has .npy arrays. Raises UserError for fewer than ``LEAST``,
     for labels of another number, for what is no image, and for levels beside a tensor.
     """
     if isinstance(images, str | Path):
@@ -248,8 +248,8 @@ def pictures(
             "diff: levels: is of files; a tensor of images has been read. Leave it out."
         )
     fits = isinstance(images, Tensor) and images.dim() == 4
-    colours_in_grey = fits and channels == 1 and images.dtype == torch.uint8
-    if not fits or images.shape[1] not in {channels, 3 if colours_in_grey else channels}:
+    greyed = {3} if fits and channels == 1 and images.dtype == torch.uint8 else set()
+    if not fits or images.shape[1] not in {channels} | greyed:
         got = tuple(images.shape) if isinstance(images, Tensor) else quoted(images)
         raise UserError(
             f"diff: images: expected a folder, or a tensor (N, {channels}, height, width), got {got}."

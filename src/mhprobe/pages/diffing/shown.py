@@ -100,9 +100,8 @@ def _columns(found: Found, result: Diff) -> list[str]:
     tested = "own" if found.measured.null == "rounding" else "total"
     there = [name for name in CALLED if name in result.heads.columns and name != tested]
     changes = {name.removesuffix("_change") for name in there if name.endswith("_change")}
-    ends = {
-        f"{name}_{end}" for name in changes for end in ("before", "after")
-    }  # a change says both
+    # a change says both of its ends
+    ends = {f"{name}_{end}" for name in changes for end in ("before", "after")}
     return [tested, *(name for name in there if name not in ends)]
 
 

@@ -79,14 +79,18 @@ def ablation(
 
 
 def _images(side: Torch, at: int, batches: Batches, labels: Tensor | None) -> Sequence[Any]:
-    """Return the images of a side, with labels if there are some."""
+    """Return the images of a side a few at a time, with labels if there are some."""
+    return at_once(images_of(side, at, batches), labels)
+
+
+def images_of(side: Torch, at: int, batches: Batches) -> Tensor:
+    """(N, C, height, width) images of a side. at: 0 for A's, 1 for B's."""
     weight = next(iter(side.model.parameters()))
-    images = torch.cat([batch.theirs if at else batch.ours for batch in batches(SIZE)])
-    return at_once(images.to(weight), labels)
+    return torch.cat([batch.theirs if at else batch.ours for batch in batches(SIZE)]).to(weight)
 
 
 def at_once(images: Tensor, labels: Tensor | None) -> Sequence[Any]:
-    """Return (N, 3, height, width) images a few at a time, with labels if there are some."""
+    """Return (N, C, height, width) images a few at a time, with labels if there are some."""
     parts = images.split(SIZE)
     return parts if labels is None else list(zip(parts, labels.split(SIZE), strict=True))
 
