@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import re
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from mhprobe.errors import UserError
 from mhprobe.lab.claims.parts.claim import all_claims
@@ -163,3 +165,35 @@ def test_a_network_that_is_not_shipped_is_trained_once_with_what_its_claims_need
     folder.mkdir(parents=True)
     (folder / "results.json").write_text("{}")
     assert tool.network("scenes_vit.seed1", []) == options and len(run) == 1
+
+
+def table(folder, verdict):
+    """Write a claims.csv that has one claim."""
+    folder.mkdir(parents=True, exist_ok=True)
+    about = {"claim": "some_heads_are_sinks", "says": "Some heads are sinks."} | row(verdict)
+    with (folder / "claims.csv").open("w", newline="") as lines:
+        writer = csv.DictWriter(lines, about)
+        writer.writeheader()
+        writer.writerow(about)
+    return folder / "claims.csv"
+
+
+def test_one_network_is_judged_again_without_the_runs_of_the_others(
+    tool, monkeypatch, tmp_path, capsys
+):
+    kept = tmp_path / "docs"
+    monkeypatch.setattr(tool, "OUT", tmp_path)
+    monkeypatch.setattr(tool, "TABLES", kept)
+    monkeypatch.setattr(tool, "FIGURE", tmp_path / "claims.png")
+    table(kept, "holds").rename(kept / "elsewhere.csv")
+    table(kept, "holds").rename(kept / "here.csv")
+    new = table(tmp_path / "claims" / "here" / "tables", "contradicted")
+    tool.write_tables(["here", "elsewhere"])
+    assert (kept / "here.csv").read_text() == new.read_text()
+    assert "holds" in (kept / "elsewhere.csv").read_text()
+    assert capsys.readouterr().out.startswith("elsewhere: no run in ")
+    with Image.open(tmp_path / "claims.png") as drawn:
+        told = drawn.info
+    assert told["Source"] == "python tools/claims_matrix.py write here elsewhere"
+    with pytest.raises(UserError, match=r"nowhere.*does not exist"):
+        tool.write_tables(["here", "nowhere"])

@@ -6,7 +6,8 @@ python tools/claims_matrix.py page NAME [NAME ...]
 
 run judges all claims on one network, after training it where it is not shipped. write puts the
 tables of the named networks into docs/tables/claims, their figure into docs/figures, and the tables
-of docs/claims.md between its marks. `make claims` does both for every network of the page. page
+of docs/claims.md between its marks; a network without a run here keeps the table that it has there.
+`make claims` does both for every network of the page. page
 writes the tables of the page anew from docs/tables/claims, e.g. for a new claim, which no network
 was asked yet.
 
@@ -17,9 +18,11 @@ that the environment variable BEFORE names, and without a classifier.
 
 import csv
 import os
+import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -27,6 +30,9 @@ from mhprobe.errors import UserError, one_line
 from mhprobe.io.files import write
 from mhprobe.lab.claims.parts.claim import all_claims
 from mhprobe.lab.claims.parts.pooled import judge_together
+from mhprobe.pages.several import matrix as matrix_of
+from mhprobe.report.figures.style import save
+from mhprobe.report.runs.facts import made_by
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLES = ROOT / "docs" / "tables" / "claims"
@@ -193,17 +199,32 @@ def command(name: str, *options: str) -> None:
 
 
 def write_tables(names: Sequence[str]) -> None:
-    """Write the figure and the tables of these networks; the figure first, as it names the commit."""
-    found = {name: OUT / "claims" / name / "tables" / "claims.csv" for name in names}
-    for path in found.values():
-        rows_of(path)  # refuses a missing one
-    compared = OUT / "claims_compared"
-    shutil.rmtree(compared, ignore_errors=True)  # it may be of fewer networks
-    command("compare", *(str(OUT / "claims" / name) for name in names), "--out", str(compared))
-    shutil.copyfile(compared / "figures" / "claims.png", FIGURE)
+    """Write the figure and the tables of these networks; the figure first, as it names the commit.
+
+    A network that was judged elsewhere keeps its table of docs/tables/claims, and a line says so.
+    """
+    found = {name: table_of(name) for name in names}
+    judged = {name: list(rows_of(path).values()) for name, path in found.items()}
+    figure = matrix_of(judged).figure
+    assert figure is not None  # every network has rows
+    made = made_by(shlex.join(["python", "tools/claims_matrix.py", "write", *names]))
+    with tempfile.TemporaryDirectory() as folder:
+        drawn = save(figure, Path(folder) / FIGURE.stem, origin=made)
+        shutil.copyfile(drawn[0], FIGURE)
     TABLES.mkdir(parents=True, exist_ok=True)
     for name, path in found.items():
-        shutil.copyfile(path, TABLES / f"{name}.csv")
+        if path.parent != TABLES:
+            shutil.copyfile(path, TABLES / f"{name}.csv")
+
+
+def table_of(name: str) -> Path:
+    """Return the newest table of a network: of its run here, else that of docs/tables/claims."""
+    here = OUT / "claims" / name / "tables" / "claims.csv"
+    kept = TABLES / f"{name}.csv"
+    if here.is_file() or not kept.is_file():
+        return here
+    print(f"{name}: no run in {OUT / 'claims'}, its table of docs/tables/claims stays.")
+    return kept
 
 
 def rows_of(path: Path) -> dict[str, Row]:
