@@ -102,23 +102,16 @@ def measure(  # noqa: PLR0913 -- a notebook's door: each argument is a keyword o
     batch = _split("measure", batch, label)
     one_of("measure", "show_progress", show_progress, Literal[True, False])
     named = _named(measures, attach(model).layout)
-    choosing = [
-        name for name, item in named.items() if item.select_needs is not None or fills_of([item])
-    ]
-    twice = (
-        f"{', '.join(choosing)} chooses on it before it measures"
-        if choosing and select_loader is None
-        else ""
-    )
+    choosing = _choosing(named)
+    twice = choosing if select_loader is None else ""
     _refuse_no_loader("measure", loader, select_loader, twice)
     selection = loader if select_loader is None else select_loader
     walked = [selection, loader] if choosing else [loader]
     device = next(model.parameters()).device
-    begun, of = (
-        ([], target)
-        if target is not None
-        else _target(model, _batches(loader, device, batch, model))
-    )
+    begun: list[Iterator[Batch]] = []
+    of = target
+    if of is None:
+        begun, of = _target(model, _batches(loader, device, batch, model))
     with progress(
         "measuring", sum(map(operator.length_hint, walked)), "batches", show_progress
     ) as done:
@@ -502,6 +495,14 @@ def _target(model: nn.Module, batches: Iterator[Batch]) -> tuple[list[Iterator[B
     if first and first[0].labels is None:
         return begun, "norm" if puts_out_features(model) else "top1"
     return begun, "loss"
+
+
+def _choosing(named: Mapping[str, Measure]) -> str:
+    """Say which measures look at images twice, to choose and then to measure; "" if none does."""
+    names = [
+        name for name, item in named.items() if item.select_needs is not None or fills_of([item])
+    ]
+    return f"{', '.join(names)} chooses on it before it measures" if names else ""
 
 
 def _named(measures: Any, layout: HeadLayout) -> dict[str, Measure]:

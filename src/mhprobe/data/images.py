@@ -275,11 +275,7 @@ def _class_folders(archive: Archive, test_fraction: float | None, readings: Note
             f"Choose one of these folders."
         )
     inside = tuple(f"{root}/{split}/".lstrip("/") for root in roots for split in splits)
-    if astray := sorted(file for file in others if file.startswith(inside)):
-        where = (
-            f"root: {archive.path}: {len(astray)} images lie beside or below the folders of classes"
-        )
-        raise UserError(f"{where}, e.g. {astray[0]}. Move or remove them.")
+    _refuse_astray(archive, [file for file in others if file.startswith(inside)])
     for split in SPLITS:
         if not images[split]:
             usual = f"Expected {ImageFolder.expected} ({', '.join(SUFFIXES)})."
@@ -288,6 +284,15 @@ def _class_folders(archive: Archive, test_fraction: float | None, readings: Note
                 f"{other_form(names, hidden) or usual}"
             )
     return images
+
+
+def _refuse_astray(archive: Archive, files: Sequence[str]) -> None:
+    """Raise UserError for images of a split that lie in no folder of a class."""
+    if files:
+        raise UserError(
+            f"root: {archive.path}: {len(files)} images lie beside or below the folders of "
+            f"classes, e.g. {min(files)}. Move or remove them."
+        )
 
 
 def _by_split(

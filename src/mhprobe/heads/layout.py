@@ -396,17 +396,15 @@ class HeadLayout:
         whole = not (
             tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool
         )
-        if whole and tensor.dim() in (1, 2) and self._could_be_mask(tensor, heads):
+        listed = whole and tensor.dim() in (1, 2)
+        if listed and self._could_be_mask(tensor, heads):
             raise UserError(
                 f"{where}: {tensor.numel()} numbers that are 0 or 1 may be a mask or a list of "
                 f"heads, got {shown}; "
                 f"give a mask as bool (mask.bool()), or a shorter list of heads."
             )
-        if whole and tensor.dim() == 2 and tensor.shape[1] == 2:
-            flat = [self.flat(site, head) for site, head in tensor.tolist()]
-        elif whole and tensor.dim() == 1 and tensor.min() >= 0 and tensor.max() < self.num_heads:
-            flat = tensor.tolist()
-        else:
+        flat = self._flat_of(tensor) if listed else None
+        if flat is None:
             raise UserError(
                 f"{where}: head indices are whole numbers from 0 to {self.num_heads - 1}, or "
                 "(site, head) pairs, "
@@ -418,6 +416,14 @@ class HeadLayout:
                 f"{shown}."
             )
         return flat
+
+    def _flat_of(self, tensor: Tensor) -> list[int] | None:
+        """Flat indices of (N,) indices or (N, 2) pairs; None for anything else."""
+        if tensor.dim() == 2:
+            pairs = tensor.tolist() if tensor.shape[1] == 2 else None
+            return pairs and [self.flat(site, head) for site, head in pairs]
+        inside = tensor.min() >= 0 and tensor.max() < self.num_heads
+        return tensor.tolist() if inside else None
 
     def _could_be_mask(self, tensor: Tensor, heads: object) -> bool:
         """True if every number is 0 or 1, in one row of heads, or a row per site if all have two heads."""

@@ -4,7 +4,7 @@ Shapes: N test images, R seeds.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -53,40 +53,8 @@ def ranking(right: Right, lost: Iterable[Cell] = ()) -> list[dict[str, Any]]:
     all pairs of methods, since the same images say which is best. real: p_holm < .05.
     """
     counts = counted(right)
-    table = list[dict[str, Any]]()
-    for budget in sorted({cell.budget for cell in counts}, reverse=True):
-        cells = [cell for cell in right if cell in counts and cell.budget == budget]
-        names = list(dict.fromkeys(cell.method for cell in cells))
-        seeds = sorted({cell.seed for cell in cells})
-        stage = next(
-            stage for stage in reversed(STAGES) if all(stage in right[cell] for cell in cells)
-        )
-        flags = {
-            name: torch.stack([right[Cell(name, budget, s)][stage] for s in seeds]).double()
-            for name in names
-        }
-        names.sort(key=lambda name: -float(flags[name].mean()))
-        tests = {
-            pair: crossed(flags[pair[1]] - flags[pair[0]])
-            for pair in itertools.combinations(names, 2)
-        }
-        adjusted = holm(
-            torch.tensor([test.p for test in tests.values()], dtype=torch.float64)
-        ).tolist()
-        p_holm = dict(zip(tests, adjusted, strict=True))
-        for name in names:
-            of_seeds = flags[name].mean(1).tolist()
-            row = {"budget": budget, "method": name, "stage": stage, "seeds": len(seeds)}
-            row |= {
-                "accuracy": sum(of_seeds) / len(seeds),
-                "lowest": min(of_seeds),
-                "highest": max(of_seeds),
-            }
-            if name != names[0]:
-                test, p = tests[names[0], name], p_holm[names[0], name]
-                row |= {"to_best": test.difference, "low": test.low, "high": test.high, "p": test.p}
-                row |= {"p_holm": p, "real": significant(p)}
-            table.append(row)
+    budgets = sorted({cell.budget for cell in counts}, reverse=True)
+    table = [row for budget in budgets for row in _of_budget(budget, counts, right)]
     notes = dict[tuple[str, float], str]()
     for cell in sorted([*lost, *(right.keys() - counts)]):
         notes[cell[:2]] = f"{notes.get(cell[:2], 'left out: seed')} {cell.seed}"
@@ -95,3 +63,36 @@ def ranking(right: Right, lost: Iterable[Cell] = ()) -> list[dict[str, Any]]:
         {"budget": budget, "method": name, "seeds": 0, "note": note}
         for (name, budget), note in notes.items()
     ]
+
+
+def _of_budget(budget: float, counts: Collection[Cell], right: Right) -> list[dict[str, Any]]:
+    """Return the rows of one budget, best method first. counts: the cells that count."""
+    cells = [cell for cell in right if cell in counts and cell.budget == budget]
+    seeds = sorted({cell.seed for cell in cells})
+    stage = next(name for name in reversed(STAGES) if all(name in right[cell] for cell in cells))
+    flags = {
+        name: torch.stack([right[Cell(name, budget, seed)][stage] for seed in seeds]).double()
+        for name in dict.fromkeys(cell.method for cell in cells)
+    }
+    names = sorted(flags, key=lambda name: -float(flags[name].mean()))
+    tests = {
+        (better, worse): crossed(flags[worse] - flags[better])
+        for better, worse in itertools.combinations(names, 2)
+    }
+    p_holm = holm(torch.tensor([test.p for test in tests.values()], dtype=torch.float64))
+    of_pair = dict(zip(tests, p_holm.tolist(), strict=True))
+    rows = []
+    for name in names:
+        accuracy = flags[name].mean(1)
+        row = {"budget": budget, "method": name, "stage": stage, "seeds": len(seeds)}
+        row |= {
+            "accuracy": float(accuracy.mean()),
+            "lowest": float(accuracy.min()),
+            "highest": float(accuracy.max()),
+        }
+        if (pair := (names[0], name)) in tests:
+            test = tests[pair]
+            row |= {"to_best": test.difference, "low": test.low, "high": test.high, "p": test.p}
+            row |= {"p_holm": of_pair[pair], "real": significant(of_pair[pair])}
+        rows.append(row)
+    return rows

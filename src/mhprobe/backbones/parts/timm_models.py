@@ -45,21 +45,9 @@ def build(
     attn_head_dim: width of a head of a VisionTransformer, see ``attention_of_width``; None:
     embed_dim / num_heads.
     """
-    elsewhere = ":" in name  # hf-hub:owner/name, local-dir:folder
-    if not elsewhere and not timm.is_model(name):
-        if others := folder_of_others(Path(name)):
-            raise UserError(f"name: {others}")
-        raise UserError(
-            f"name: timm {timm.__version__} has no model {quoted(name)}; {_instead_of(name)}"
-        )
+    _refuse_unknown(name)
     if conv_stem is not None:
-        if not conv_stem or any(
-            type(channels) is not int or channels < 1 for channels in conv_stem
-        ):
-            raise UserError(
-                "conv_stem: expected channels of convolutions, e.g. [16, 32, 64], got "
-                f"{quoted(list(conv_stem))}."
-            )
+        _refuse_no_channels(conv_stem)
         kwargs["embed_layer"] = stem_of(conv_stem)
     _refuse_sizes({"attn_head_dim": attn_head_dim, **kwargs})
     if attn_head_dim is not None:
@@ -78,6 +66,27 @@ def build(
         if fused_attn is not None and hasattr(module, "fused_attn"):
             module.fused_attn = fused_attn
     return model
+
+
+def _refuse_unknown(name: str) -> None:
+    """Raise UserError for a name that is neither timm's nor of a file or hub (hf-hub:owner/name)."""
+    if ":" in name or timm.is_model(name):
+        return
+    if others := folder_of_others(Path(name)):
+        raise UserError(f"name: {others}")
+    raise UserError(
+        f"name: timm {timm.__version__} has no model {quoted(name)}; {_instead_of(name)}"
+    )
+
+
+def _refuse_no_channels(conv_stem: Sequence[int]) -> None:
+    """Raise UserError for an empty stem, and for what is no number of channels."""
+    wrong = [channels for channels in conv_stem if type(channels) is not int or channels < 1]
+    if wrong or not conv_stem:
+        raise UserError(
+            "conv_stem: expected channels of convolutions, e.g. [16, 32, 64], got "
+            f"{quoted(list(conv_stem))}."
+        )
 
 
 def _refuse_sizes(options: dict[str, Any]) -> None:

@@ -6,9 +6,12 @@ one command.
 """
 
 import itertools
+import json
 import re
 import textwrap
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 from hydra import initialize_config_dir
 
@@ -47,18 +50,8 @@ def about(word: str) -> str:
         raise UserError(f"{word}: there is no group {group}; there are {', '.join(groups)}.")
     file, member = CONF / group / f"{option}.yaml", members.members(group).get(option)
     if file.is_file():
-        # the key that its options stand below: its "# @package", else its group
-        comment = list(
-            itertools.takewhile(
-                lambda line: line.startswith("#"), file.read_text("utf-8").splitlines()
-            )
-        )
-        packages = [line.split()[2] for line in comment if line.startswith("# @package")]
-        place = (packages or [group.replace("/", ".")])[0].removeprefix("_global_")
-        chosen, meaning = (
-            sections.whole(file),
-            "\n".join(line[1:].strip() for line in comment if "@package" not in line),
-        )
+        place, meaning = _comment(file, group)
+        chosen = sections.whole(file)
     elif member:
         chosen, place = OmegaConf.create(member), members.place(group, option)
         meaning = members.meaning(group, option)
@@ -66,22 +59,38 @@ def about(word: str) -> str:
         raise UserError(f"{word}: {group} has {', '.join(options(group))}.")
     fill(chosen)
     plain = OmegaConf.to_container(chosen, resolve=False)
-    typed = []
+    typed = "\n".join(_as_typed(plain, place))
+    return "\n\n".join([meaning, *filter(None, [typed]), *_explained(plain)])
+
+
+def _comment(file: Path, group: str) -> tuple[str, str]:
+    """Return the key that the options of a file stand below, and what its first comment says.
+
+    The key is that of "# @package", else the group.
+    """
+    lines = file.read_text("utf-8").splitlines()
+    comment = list(itertools.takewhile(lambda line: line.startswith("#"), lines))
+    packages = [line.split()[2] for line in comment if line.startswith("# @package")]
+    place = packages[0].removeprefix("_global_") if packages else group.replace("/", ".")
+    return place, "\n".join(line[1:].strip() for line in comment if "@package" not in line)
+
+
+def _as_typed(plain: Any, place: str) -> list[str]:
+    """Return the options of a part as words of a command line, a line each."""
+    lines = []
     for path, value in leaves(plain):
-        written = (
-            "null" if value is None else str(value).lower() if isinstance(value, bool) else value
-        )
         if not any(key.startswith("_") for key in path):
-            typed.append(f"  {'.'.join(filter(None, (place, *path)))}={written}")
-    # docstrings of all its parts, each once, up to their examples
+            written = value if isinstance(value, str) else json.dumps(value)
+            lines.append(f"  {'.'.join(filter(None, (place, *path)))}={written}")
+    return lines
+
+
+def _explained(plain: Any) -> list[str]:
+    """Return the docstrings of everything that a part builds, each once, up to their examples."""
     targets = [str(value) for path, value in leaves(plain) if path[-1] == "_target_"]
-    texts = {
-        name: text.partition("\n>>>")[0] for target in targets for name, text in docstrings(target)
-    }
-    explained = [
-        f"{name}\n{textwrap.indent(text.rstrip(), '    ')}" for name, text in texts.items()
-    ]
-    return "\n\n".join([meaning, *(["\n".join(typed)] if typed else []), *explained])
+    texts = {name: text for target in targets for name, text in docstrings(target)}
+    plain_texts = {name: text.partition("\n>>>")[0].rstrip() for name, text in texts.items()}
+    return [f"{name}\n{textwrap.indent(text, '    ')}" for name, text in plain_texts.items()]
 
 
 def offers(line: str, commands: Iterable[str], demo: tuple[str, ...]) -> list[str]:

@@ -89,17 +89,10 @@ def bench(
         look, choose = (draw(images, first + seed).batch() for first in (1000, 2000))
         attach(canvas.model)  # it is finished
         columns, refused = measured(canvas.model, canvas.layout, makes, look, choose)
-        values: dict[str, Tensor] = {}  # (A,) or (A, A) per detector
+        values: dict[str, Tensor] = {}
         for name, of_measure in columns.items():
-            values[name] = of_measure["value"]
-            for column in (column for owner, column in named if owner == name):
-                if column not in of_measure:
-                    has = list(of_measure)
-                    raise UserError(
-                        f"headbench: {name} has no column {column}, which a plant names; it has "
-                        f"{has}."
-                    )
-                values[f"{name}.{column}"] = of_measure[column]
+            extra = [column for owner, column in named if owner == name]
+            values |= detectors(name, of_measure, extra)
         for plant in (plant for plant in planted if plant.verified):
             alike = [other.heads for other in planted if other.name in plant.plant.like]
             for name, value in values.items():
@@ -112,6 +105,22 @@ def bench(
         _row(plants[key[1]].signs.get(key[2], 0), *key, of_seeds)
         for key, of_seeds in scores.items()
     ]
+
+
+def detectors(name: str, columns: Columns, extra: Sequence[str]) -> dict[str, Tensor]:
+    """Return the numbers of a measure that detect a plant, (A,) or (A, A) each, by their names.
+
+    extra: columns beside "value" that plants name. UserError for one that the measure has not.
+    """
+    values = {name: columns["value"]}
+    for column in extra:
+        if column not in columns:
+            raise UserError(
+                f"headbench: {name} has no column {column}, which a plant names; it has "
+                f"{list(columns)}."
+            )
+        values[f"{name}.{column}"] = columns[column]
+    return values
 
 
 def measured(

@@ -67,17 +67,8 @@ def run(cfg: Config, folder: Path) -> None:
 
     options = cfg.voita
     assert options is not None
-    if (weights := networks.weights_file(cfg)) is None:
-        raise UserError(
-            "voita: weights: expected the network to prune, the model.safetensors of a training "
-            "run."
-        )
-    if "heads" not in (cfg.gates.penalty or {}):
-        raise UserError(
-            "voita: gates: expected gates with a target number of heads: "
-            "gates=hard_concrete_target."
-        )
-    description = read_description(Path(weights))
+    weights = _whole_network(cfg)
+    description = read_description(weights)
     before = description.get("made", {}).get("epochs")
     learned = None if before is None else before + cfg.trainer.max_epochs
     if (epochs := options.scratch_epochs or learned) is None:
@@ -94,9 +85,8 @@ def run(cfg: Config, folder: Path) -> None:
     report.close()
     accuracy = model.results["test/accuracy"]
     rows = [Row(heads, accuracy, accuracy, accuracy, before or "", before or "")]
-    for size in options.heads or dict.fromkeys(
-        max(1, round(heads * share)) for share in (0.75, 0.5, 0.25)
-    ):
+    quarters = [max(1, round(heads * share)) for share in (0.75, 0.5, 0.25)]
+    for size in options.heads or dict.fromkeys(quarters):
         target = {"penalty": {**(cfg.gates.penalty or {}), "heads": size}, "keep": size}
         pruned = fit(cfg.but(gates=target), folder / f"heads_{size}_pruned")
         kept = folder / f"heads_{size}_pruned" / "tables" / "gates.csv"
@@ -112,6 +102,26 @@ def run(cfg: Config, folder: Path) -> None:
         )
         sweep.write(folder, probe, cfg.style, accuracy, facts)
         finish_report(folder, cfg.command, model.gates.layout)
+
+
+def _whole_network(cfg: Config) -> Path:
+    """Return the weights to prune.
+
+    UserError where none are named, and for gates without a number of heads to reach.
+    """
+    from mhprobe.framework.run import networks
+
+    if (weights := networks.weights_file(cfg)) is None:
+        raise UserError(
+            "voita: weights: expected the network to prune, the model.safetensors of a training "
+            "run."
+        )
+    if "heads" not in (cfg.gates.penalty or {}):
+        raise UserError(
+            "voita: gates: expected gates with a target number of heads: "
+            "gates=hard_concrete_target."
+        )
+    return Path(weights)
 
 
 def _compared(heads: int, pruned: Fitted, scratch: Fitted, learned: int | str, epochs: int) -> Row:

@@ -345,23 +345,16 @@ def pareto(rows: Sequence[Mapping[str, Any]], batch: int = 64) -> Figure:
     batch: the batch size of the measured time; without timings there is no right side.
     """
     stage = next(name for name in reversed(STAGES) if all(name in row for row in rows))
-    of_cells: dict[tuple[Any, str], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        of_cells.setdefault((row["budget"], row["method"]), []).append(row)
-    ordered = sorted(
-        of_cells,
-        key=lambda cell: (cell[0], -statistics.fmean(row[stage] for row in of_cells[cell])),
-    )
+    of_methods = _by_method(rows, stage)
     dense = statistics.fmean(row["dense"] for row in rows)
-    timed, methods = f"speedup_{batch}", list(dict.fromkeys(method for _, method in ordered))
+    timed = f"speedup_{batch}"
     sides = [("share of FLOPs left", lambda row: row["flops"])]
     if all(timed in row for row in rows):
         sides.append((f"share of time left, batch {batch}", lambda row: 1 / row[timed]))
-    right = 0.5 + 0.065 * max(map(len, methods))  # inches of the legend
+    right = 0.5 + 0.065 * max(map(len, of_methods))  # inches of the legend
     with style.grid(len(sides), (2.4, 2.4), (0.45, 0), (0.6, 0.5, right, 0.3)) as (figure, places):
         for (axes, first, _), (label, cost) in zip(places, sides, strict=True):
-            for number, method in enumerate(methods):
-                of_method = [of_cells[cell] for cell in ordered if cell[1] == method]
+            for number, (method, of_method) in enumerate(of_methods.items()):
                 x = [statistics.fmean(map(cost, cells)) for cells in of_method]
                 y = [[100 * row[stage] for row in cells] for cells in of_method]
                 _method(axes, number, method, x, y)
@@ -373,6 +366,23 @@ def pareto(rows: Sequence[Mapping[str, Any]], batch: int = 64) -> Figure:
             )
         style.legend_beside(axes, 1.03)
     return figure
+
+
+def _by_method(
+    rows: Sequence[Mapping[str, Any]], stage: str
+) -> dict[str, list[list[Mapping[str, Any]]]]:
+    """Return the rows of each method at each of its budgets: smallest budget first, best method at it first."""
+    cells: dict[tuple[Any, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        cells.setdefault((row["budget"], row["method"]), []).append(row)
+
+    def place(cell: tuple[Any, str]) -> tuple[Any, float]:
+        return cell[0], -statistics.fmean(row[stage] for row in cells[cell])
+
+    of_methods: dict[str, list[list[Mapping[str, Any]]]] = {}
+    for cell in sorted(cells, key=place):
+        of_methods.setdefault(cell[1], []).append(cells[cell])
+    return of_methods
 
 
 def _method(

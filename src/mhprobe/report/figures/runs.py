@@ -31,22 +31,18 @@ def runs(rows: Sequence[Mapping[str, Any]], groups: Table | None) -> Figure:
     """
     names = list(dict.fromkeys(row["group"] for row in rows))
     members = [[row for row in rows if row["group"] == name] for name in names]
-    labels = ["\n".join(textwrap.wrap(label, 46)) or label for label in _shortened(names)]
-    lines = max(label.count("\n") for label in labels) + 1
+    wrapped = [textwrap.wrap(label, 46) or [label] for label in _shortened(names)]
+    lines = max(map(len, wrapped))
     tall = 0.1 + len(names) * max(0.34, 0.13 * (max(map(len, members)) + 1), 0.13 * (lines + 1))
-    left = 0.3 + 0.066 * max(len(line) for label in labels for line in label.split("\n"))
+    left = 0.3 + 0.066 * max(len(line) for label in wrapped for line in label)
     spread = {} if groups is None else {row["group"]: row for row in groups.dicts()}
     with style.panel((3.2, tall), (left, 0.5, 0.2, 0.35)) as (figure, axes):
         for number, (name, dots) in enumerate(zip(names, members, strict=True)):
-            at = [number - 0.3 + 0.45 * (place + 0.5) / len(dots) for place in range(len(dots))]
-            shares, low, high = style.percent(dots, "accuracy", "low", "high")
-            axes.hlines(at, low, high, color=COLOURS[4], linewidth=1.2)
-            label = "" if number else "a run, 95 % over images"
-            axes.plot(shares, at, "o", color=COLOURS[0], markersize=3, label=label)
+            _dots(axes, number, dots)
             group = spread.get(name)
             if group is not None and group["runs"] >= 3:
                 _mean(axes, number + 0.3, group)
-        style.rows_of(axes, labels)
+        style.rows_of(axes, ["\n".join(label) for label in wrapped])
         axes.set_xlabel("test accuracy (%)")
         handles = {str(h.get_label()): h for h in axes.get_legend_handles_labels()[0]}
         style.legend_above(axes, right=True, handles=list(handles.values()))
@@ -108,6 +104,16 @@ def _shortened(names: Sequence[str]) -> list[str]:
     if len({key.split(".")[-1] for key in keys}) < len(keys):
         return list(names)
     return [re.sub(r"[\w.]+\.(\w+=)", r"\1", name) for name in names]
+
+
+def _dots(axes: Axes, number: int, runs_of_group: Sequence[Mapping[str, Any]]) -> None:
+    """Draw the runs of a group below each other, each with its interval, at the group's height."""
+    count = len(runs_of_group)
+    at = [number - 0.3 + 0.45 * (place + 0.5) / count for place in range(count)]
+    shares, low, high = style.percent(runs_of_group, "accuracy", "low", "high")
+    axes.hlines(at, low, high, color=COLOURS[4], linewidth=1.2)
+    label = "" if number else "a run, 95 % over images"
+    axes.plot(shares, at, "o", color=COLOURS[0], markersize=3, label=label)
 
 
 def _mean(axes: Axes, y: float, group: Mapping[str, Any]) -> None:

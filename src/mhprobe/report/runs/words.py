@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -384,8 +384,7 @@ def half(run: Run, heads: int) -> _Half | None:
     if not counts:
         return None
     total = heads or max(counts)
-    below = [count for count in counts if count <= total // 2]
-    budget = max(below) if below else min(counts)
+    budget = _nearest_below(total // 2, counts)
     rivals = {curve: points[budget] for curve, points in chosen.items() if budget in points}
     best = max(rivals, key=lambda curve: rivals[curve]["accuracy"])
     reported = "test" if (best, "test") in lines else chosen_on[best]
@@ -393,11 +392,26 @@ def half(run: Run, heads: int) -> _Half | None:
     if budget not in _by_count(points):
         return None
     means = [line for (_, on), line in lines.items() if line["averaged"] and on == reported]
-    beside = [_by_count(line["points"]).get(budget) for line in means]
-    random = next(filter(None, beside), None)
     return _Half(
-        best, chosen_on[best], reported, total, points[0], _by_count(points)[budget], random
+        curve=best,
+        chosen_on=chosen_on[best],
+        reported=reported,
+        total=total,
+        whole=points[0],
+        point=_by_count(points)[budget],
+        random=_first_at(budget, means),
     )
+
+
+def _nearest_below(wanted: int, counts: Collection[int]) -> int:
+    """Return the largest number that is at most ``wanted``, or the smallest where none is."""
+    return max((count for count in counts if count <= wanted), default=min(counts))
+
+
+def _first_at(budget: int, lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the point with so many heads off, of the first curve that has one."""
+    points = (_by_count(line["points"]).get(budget) for line in lines)
+    return next(filter(None, points), None)
 
 
 def _by_count(points: Sequence[dict[str, Any]]) -> dict[int, dict[str, Any]]:
