@@ -24,8 +24,10 @@ def main(arguments: list[str] | None = None) -> int:
         if folder.exists() and not folder.is_dir():
             raise UserError(f"diff: --out: {folder} is a file. Give a folder, e.g. diff.")
         from mhprobe.differences.result import tolerances
+        from mhprobe.pages.diffing.changes import kinds_of
 
         limits = tolerances(options.tolerance)
+        kinds_of(options.measures)
         from mhprobe.pages.diffing.opened import exported, opened, pictures
         from mhprobe.pages.diffing.page import diff
 
@@ -41,7 +43,14 @@ def main(arguments: list[str] | None = None) -> int:
             len(first.spec["mean"]),
         )
         result = diff(
-            first, second, read, tolerance=limits, null=options.null, ablation=options.ablation
+            first,
+            second,
+            read,
+            tolerance=limits,
+            null=options.null,
+            ablation=options.ablation,
+            measures=options.measures,
+            along=options.along,
         )
         print(*result.notes, result, f"\nfiles: {result.save(folder)}", sep="\n")
     except UserError as error:
@@ -93,6 +102,19 @@ def _parsed(arguments: list[str] | None) -> argparse.Namespace:
         "--ablation",
         action="store_true",
         help="how much each head is missed in both networks, too; takes a pass per head",
+    )
+    parser.add_argument(
+        "--measures",
+        type=lambda text: text.split(","),
+        metavar="NAMES",
+        help="measures of heads before and after, as entropy,fisher (default: five, of trainings)",
+    )
+    parser.add_argument(
+        "--along",
+        nargs="+",
+        metavar="FILE",
+        help="checkpoints between A and B, in their order, or a folder of them, for the course of each "
+        "head (default: the epochs that the run B has kept)",
     )
     parser.add_argument(
         "--out", default="diff", help="a folder for tables and diff.json (default: diff)"

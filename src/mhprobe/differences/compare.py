@@ -12,7 +12,7 @@ Shapes: N images, L blocks, A heads of network A, M MLPs, G groups of neurons, D
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from mhprobe.differences import nulls
 from mhprobe.differences.alike import Itself
 from mhprobe.differences.errors import GROUPS, Own, Pairs, Rest, own, rest
 from mhprobe.differences.passes import Pass, bytes_of
-from mhprobe.differences.sides import Side, Torch
+from mhprobe.differences.sides import Pair, Side, Torch
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite, wide
 from mhprobe.io.memory import give_back
@@ -171,19 +171,42 @@ def _add_likeness(
 ) -> None:
     """Add a batch to the sums that say how alike heads are."""
     similar, itself = likeness
-    images = len(batch.ours)
+    for add, (_, mine, theirs) in zip(similar, _outputs(b, pairs, passes), strict=True):
+        if mine is not None:
+            add(mine.flatten(0, 1), theirs.flatten(0, 1))
+    if itself is not None:
+        itself.add(batch.ours, _beside(b, pairs, passes))
+
+
+def _outputs(b: Side, pairs: Pairs, passes: tuple[Pass, Pass]) -> Iterator[tuple[Pair, Any, Any]]:
+    """Yield each pair of sites with the outputs of their heads, (B, T, H, D) of A and of B; None where B's is gone."""
+    images = len(passes[0].logits)
     sites = [site for site in b.layout.sites if site.kind == "head"]
-    heads = list[tuple[Tensor, Tensor]]()
-    for add, pair in zip(similar, pairs.heads, strict=True):
+    for pair in pairs.heads:
         if pair.other is None:
+            yield pair, None, None
             continue
         mine = _tokens(pair.site, passes[0].heads[pair.number], images)
-        theirs = _tokens(sites[pair.other], passes[1].heads[pair.other], images)
-        add(mine.flatten(0, 1), theirs.flatten(0, 1))
-        both = zip(pair.mine, pair.theirs, strict=True)
-        heads += [(mine[:, :, at], theirs[:, :, place]) for at, place in both]
-    if itself is not None:
-        itself.add(batch.ours, heads)
+        yield pair, mine, _tokens(sites[pair.other], passes[1].heads[pair.other], images)
+
+
+def _beside(b: Side, pairs: Pairs, passes: tuple[Pass, Pass]) -> list[tuple[Tensor, Tensor]]:
+    """Return the outputs, (B, T, D), of each head that both networks have."""
+    return [
+        (mine[:, :, at], theirs[:, :, place])
+        for pair, mine, theirs in _outputs(b, pairs, passes)
+        for at, place in zip(pair.mine, pair.theirs, strict=True)
+    ]
+
+
+def likeness(a: Torch, b: Torch, pairs: Pairs, batches: Batches) -> dict[str, Tensor]:
+    """Return the columns of ``Itself``: how alike the outputs of each head of A are in B."""
+    itself = Itself(pairs)
+    for batch in batches(fitting(a, b, batches)):
+        passes = a.run(batch.ours, attention=False), b.run(batch.theirs, attention=False)
+        itself.add(batch.ours, _beside(b, pairs, passes))
+        give_back()
+    return itself.columns()
 
 
 def level_of_rounding(

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -50,7 +51,9 @@ class Diff(NamedTuple):
     sentences: the answer first. heads, blocks, neurons: tables, a row each. metrics: numbers.
     outside: what leaves a tolerance, in words. notes: on choices that were made, and on what could
     not be compared. page: renders the HTML that a notebook shows. readings: by network, how its
-    file and its images are interpreted.
+    file and its images are interpreted. course: a row for each head at each checkpoint between the
+    two; None without any. measures: words for what is measured before and after, by the beginning
+    of its columns.
     """
 
     sentences: Sequence[str]
@@ -63,6 +66,8 @@ class Diff(NamedTuple):
     page: Callable[[], str] | None = None
     images: int = 0
     readings: Sequence[tuple[str, Sequence[Reading]]] = ()
+    course: Table | None = None
+    measures: Mapping[str, str] = MappingProxyType({})
 
     def __repr__(self) -> str:
         return "\n".join([*self.sentences, *(f"Outside: {line}" for line in self.outside)])
@@ -114,11 +119,13 @@ class Diff(NamedTuple):
         heads = Result(table=self.heads, columns=COLUMNS).saying(label, larger)
         blocks = Result(table=self.blocks).saying(label, larger)
         neurons = Result(table=self.neurons).saying(label, larger)
+        course = {} if self.course is None else {"diff_course": Result(table=self.course)}
         return {
             "diff": Result(metrics=self.metrics, about=" ".join(self.sentences)),
             "diff_heads": heads,
             "diff_blocks": blocks,
             **({"diff_neurons": neurons} if self.neurons.rows else {}),
+            **course,
         }
 
 

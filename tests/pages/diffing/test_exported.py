@@ -223,6 +223,14 @@ def test_quantised_files_are_read_and_their_heads_flagged(pair, tmp_path, static
     assert 1e-4 < max(found.heads.column("value")) < 0.5
 
 
+@pytest.mark.parametrize("given", [{"measures": ["entropy"]}, {"along": "."}])
+def test_heads_of_an_export_cannot_be_measured(pair, given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({}, "weights.ckpt")
+    with pytest.raises(mhprobe.UserError, match="is an export, whose heads cannot be measured"):
+        compared(*pair, **given)
+
+
 def test_heads_of_an_export_cannot_be_ablated(pair):
     with pytest.raises(mhprobe.UserError, match="is an export, whose heads cannot be masked"):
         compared(*pair, ablation=True)

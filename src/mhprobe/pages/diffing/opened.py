@@ -31,7 +31,8 @@ Given = nn.Module | str | Path | Network
 class Opened(NamedTuple):
     """A side, the images that it expects (size, mean, std), its precision, and names of its classes, if known.
 
-    readings: how its file and its images are interpreted.
+    readings: how its file and its images are interpreted. epochs: files that its run has kept of
+    them, in their order.
     """
 
     side: Side
@@ -40,6 +41,7 @@ class Opened(NamedTuple):
     notes: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     readings: tuple[Reading, ...] = ()
+    epochs: tuple[Path, ...] = ()
 
 
 def opened(
@@ -71,7 +73,15 @@ def opened(
         raise UserError(f"diff: {str(error).removeprefix('look: ')}") from error
     side = Torch(network.model, name or network.name)
     about = network.notes, network.class_names, network.readings
-    return Opened(side, network.spec, side.dtype, *about)
+    epochs = kept_epochs(Path(given).expanduser()) if isinstance(given, str | Path) else ()
+    return Opened(side, network.spec, side.dtype, *about, epochs)
+
+
+def kept_epochs(folder: Path) -> tuple[Path, ...]:
+    """Return the checkpoints of epochs that a run's folder has kept, from the first to the last."""
+    files = folder.glob("checkpoints/epoch_*.ckpt")
+    numbered = {file.stem.removeprefix("epoch_"): file for file in files}
+    return tuple(numbered[number] for number in sorted(filter(str.isdigit, numbered), key=int))
 
 
 def exported(given: object) -> bool:

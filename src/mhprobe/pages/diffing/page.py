@@ -3,11 +3,19 @@
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from mhprobe.differences.compare import explained, judged, measured, outputs
+from mhprobe.differences.compare import (
+    Measured,
+    Null,
+    explained,
+    judged,
+    likeness,
+    measured,
+    outputs,
+)
 from mhprobe.differences.errors import Pairs
 from mhprobe.differences.result import (
     Diff,
@@ -24,7 +32,21 @@ from mhprobe.differences.words import REFERENCE, Found, sentences
 from mhprobe.errors import UserError, one_of, quoted, whole_number
 from mhprobe.io.progress import progress
 from mhprobe.io.written import counted
-from mhprobe.pages.diffing.changes import changes, likeness_and_changes
+from mhprobe.pages.diffing.changes import (
+    Folds,
+    both_taken,
+    changes,
+    kinds_of,
+    likeness_and_changes,
+)
+from mhprobe.pages.diffing.course import (
+    Along,
+    Course,
+    course,
+    files_along,
+    refuse_other_checkpoints,
+    said,
+)
 from mhprobe.pages.diffing.opened import (
     Given,
     Opened,
@@ -60,6 +82,8 @@ def diff(  # noqa: PLR0913 -- a notebook's door: each argument is a keyword of i
     std: Numbers | None = None,
     levels: float | Sequence[float] | None = None,
     output: Output = None,
+    measures: Sequence[str] | None = None,
+    along: Along = None,
 ) -> Diff:
     """Compare two networks of one architecture, head by head, and test each difference against nothing.
 
@@ -81,10 +105,15 @@ def diff(  # noqa: PLR0913 -- a notebook's door: each argument is a keyword of i
         takes each network's own. levels: the value of white, or of black and white, in files of
         more than 8 bits; None finds it.
     output: index or key of the logits, of networks that give back several tensors.
+    measures: names of measures of heads, as in ``mhprobe.measures``, to take in both networks in
+        place of the usual five; also of copies, which are not measured without.
+    along: checkpoints between the two, in their order, or a folder of them, for the course of each
+        head over a training; None takes the epochs that b's run has kept, of trainings.
 
     The result shows itself as sentences; ``.heads``, ``.blocks`` and ``.neurons`` are tables,
     ``.metrics`` numbers, ``.save(folder)`` writes all. Raises UserError for two architectures, other
-    classes or sizes, too few images, and a tolerance of what is not there.
+    classes or sizes, too few images, a tolerance of what is not there, and measures that these
+    images or networks do not allow.
     """
     whole_number("diff: limit", limit, least=1)
     if isinstance(null, str) and not Path(null).expanduser().exists():
@@ -95,7 +124,9 @@ def diff(  # noqa: PLR0913 -- a notebook's door: each argument is a keyword of i
             f"diff: null: {Path(str(b)).name} is an export, held against what a correct one differs "
             f"by: rounding. Got {given}, which is for trainings; leave it out."
         )
-    limits, asked = tolerances(tolerance), Asked(mean, std)
+    task = Task(tolerances(tolerance), null, ablation, measures, along, show_progress)
+    kinds_of(measures)  # refused before anything is opened
+    asked = Asked(mean, std)
     _refuse_normalised(images, asked)
     first = a if isinstance(a, Opened) else opened(a, asked=asked)
     size, channels = first.spec["size"], len(first.spec["mean"])
@@ -112,7 +143,7 @@ def diff(  # noqa: PLR0913 -- a notebook's door: each argument is a keyword of i
         refuse_other_blocks(first.side, second.side)
         refuse_other_images(first, second)
         first, second = same_ends(first, second)
-        return compared(first, second, read, limits, null, show_progress, ablation)
+        return compared(first, second, read, task)
 
 
 def _refuse_normalised(images: Any, asked: Asked) -> None:
@@ -125,42 +156,107 @@ def _refuse_normalised(images: Any, asked: Asked) -> None:
         )
 
 
-def compared(
-    a: Opened,
-    b: Opened,
-    read: Pictures,
-    limits: dict[str, float],
-    null: Given | str,
-    show_progress: bool,
-    ablation: bool = False,
-) -> Diff:
-    """Compare two opened networks. UserError as of ``diff``."""
-    assert isinstance(a.side, Torch), "else it was refused when it was opened"
-    ours, theirs, classes = a.side, b.side, classes_of(a.side)
-    refuse_untold(limits, read.labels is not None, classes)
+class Task(NamedTuple):
+    """Options of a comparison.
+
+    limits: tolerances. null: what nothing looks like, or "auto". names: of measures; None for the
+    usual ones. along: as of ``diff``.
+    """
+
+    limits: dict[str, float]
+    null: Given | str = "auto"
+    ablation: bool = False
+    names: Sequence[str] | None = None
+    along: Along = None
+    show: bool = True
+
+
+class Plan(NamedTuple):
+    """Parts of a comparison, after all refusals.
+
+    null: what nothing looks like, where ``other``, a network, does not say it. training: True if
+    heads are measured before and after. files: of the checkpoints between. notes: on choices.
+    """
+
+    pairs: Pairs
+    folds: Folds
+    null: Null
+    other: Opened | None
+    training: bool
+    files: list[Path]
+    notes: list[str]
+
+
+def _planned(a: Opened, b: Opened, read: Pictures, task: Task) -> Plan:
+    """Choose what is compared. Raises UserError for what cannot be."""
+    ours, theirs, classes = _torch(a), b.side, classes_of(a.side)
+    refuse_untold(task.limits, read.labels is not None, classes)
     _refuse_other_classes(a, read)
     refuse_unlike(ours, theirs)
-    refuse_no_ablation(ablation, theirs, classes)
+    refuse_no_ablation(task.ablation, theirs, classes)
     pairs = Pairs(paired(ours, theirs, "head"), _neurons(ours, theirs))
     batches = read.batches(a.spec, b.spec)
-    null = null if null != "auto" else ""
-    guess, why = guessed_null(ours, theirs)
-    other = None if isinstance(null, str) and null in ("", "rounding", "images") else opened(null)
-    kind: Any = null if null in ("rounding", "images") else guess
+    kinds = kinds_of(task.names)
+    folds = Folds(batches, read.labels, len(read.pixels), kinds, task.show)
+    null, why = guessed_null(ours, theirs)
     notes = [*ours.notes, *theirs.notes, *a.notes, *b.notes, *read.notes]
-    notes += [] if null else [f"{why} (--null chooses.)"]
-    if "all" in limits and read.labels is None and classes:
+    other = None
+    if isinstance(task.null, str) and task.null in ("auto", "rounding", "images"):
+        notes += [f"{why} (--null chooses.)"] if task.null == "auto" else []
+        null = task.null if task.null != "auto" else null  # type: ignore[assignment]
+    else:
+        other = opened(task.null)
+    if "all" in task.limits and read.labels is None and classes:
         notes.append("The photographs have no labels, so accuracy is not held to the tolerance.")
-    with progress("comparing", len(read.pixels), "images", show_progress) as done:
-        found = measured(ours, theirs, pairs, batches, kind, b.dtype, other and _torch(other), done)
-    limit = limits.get("block", limits.get("all"))
+    training = other is not None or null == "images"
+    files = _files(task, a, b, training, notes)
+    if task.names is not None:
+        for at, side in enumerate((ours, _measurable(theirs, "measures"))):
+            folds.refuse_unfit(side, at)
+    asked = task.names is not None or bool(files)
+    return Plan(pairs, folds, null, other, training or asked, files, notes)
+
+
+def _files(task: Task, a: Opened, b: Opened, training: bool, notes: list[str]) -> list[Path]:
+    """Return the checkpoints between two networks, and note if some are left out. UserError for others."""
+    if task.along is None and not training:
+        return []
+    files = files_along(task.along, b.epochs)
+    if files:
+        _measurable(b.side, "along")
+    refuse_other_checkpoints(files, a, b)
+    if task.along is None and len(files) < len(b.epochs):
+        notes.append(
+            f"{len(files)} of the {len(b.epochs)} epochs that {b.side.name} has kept are measured, "
+            "evenly (--along names others)."
+        )
+    return files
+
+
+def _measurable(side: Side, option: str) -> Torch:
+    """The network of a side whose heads can be measured. UserError for an export."""
+    if not isinstance(side, Torch):
+        raise UserError(
+            f"diff: {option}: {side.name} is an export, whose heads cannot be measured. Give two "
+            f"networks of torch, or leave {option} out."
+        )
+    return side
+
+
+def compared(a: Opened, b: Opened, read: Pictures, task: Task) -> Diff:
+    """Compare two opened networks. UserError as of ``diff``."""
+    ours, theirs, classes = _torch(a), b.side, classes_of(a.side)
+    plan = _planned(a, b, read, task)
+    pairs, batches = plan.pairs, plan.folds.batches
+    other = plan.other and _torch(plan.other)
+    with progress("comparing", len(read.pixels), "images", task.show) as done:
+        found = measured(ours, theirs, pairs, batches, plan.null, b.dtype, other, done)
+    limit = task.limits.get("block", task.limits.get("all"))
     verdict = judged(found, limit)
     ends = outputs(found, classes)
     worst = [] if verdict.first is None else [verdict.first]
     parts = {number: explained(ours, theirs, pairs, batches, number, classes) for number in worst}
-    reference = (
-        REFERENCE[found.null] if other is None else f"{other.side.name} differs from the first"
-    )
+    reference = REFERENCE[found.null] if other is None else f"{other.name} differs from the first"
     about = Found(
         (ours.name, theirs.name),
         ours.layout.of("head"),
@@ -172,28 +268,42 @@ def compared(
         reference,
         limit,
     )
-    values = dict(found.itself)
-    if found.null == "images" and isinstance(theirs, Torch):
-        values |= changes(
-            ours, theirs, pairs, batches, found.labels, len(read.pixels), show_progress
-        )
-    if "importance_before" not in values:
-        values |= importance(ours, theirs, pairs, batches, found.labels)
-    if ablation:
-        values |= ablated(ours, theirs, pairs, batches, found, show_progress)
+    values, over = _values(a, b, plan, found)
+    if task.ablation:
+        values |= ablated(ours, theirs, pairs, batches, found, task.show)
+    told = [*likeness_and_changes(values, len(read.pixels), plan.folds.kinds), *said(over)]
     result = Diff(
-        sentences=[*sentences(about), *likeness_and_changes(values, len(read.pixels))],
+        sentences=[*sentences(about), *told],
         heads=head_table(about, values),
         blocks=block_table(ours.layout, about),
         neurons=neuron_table(pairs, found),
         metrics=numbers(found, verdict, ends),
-        outside=outside(about, limits),
-        notes=list(dict.fromkeys(notes)),
+        outside=outside(about, task.limits),
+        notes=list(dict.fromkeys(plan.notes)),
         images=len(read.pixels),
         readings=[(of.side.name, of.readings) for of in (a, b) if of.readings],
+        course=over.table(about.layout) if over else None,
+        measures={name: kind.called for name, kind in plan.folds.kinds.items()},
     )
     shown = functools.partial(page, about, result, ours, theirs, read, batches)
     return result._replace(page=shown)
+
+
+def _values(
+    a: Opened, b: Opened, plan: Plan, found: Measured
+) -> tuple[dict[str, Tensor], Course | None]:
+    """Return what is measured of each head in both networks, as columns, and over the checkpoints between them."""
+    ours, theirs, pairs, folds = _torch(a), b.side, plan.pairs, plan.folds
+    values, over = dict(found.itself), None
+    if plan.training and isinstance(theirs, Torch):
+        both = both_taken(ours, theirs, pairs, folds)
+        values |= changes(*both, folds)
+        if plan.files:
+            itself = found.itself or likeness(ours, theirs, pairs, folds.batches)
+            over = course(plan.files, a, b, folds, both, itself)
+    if "importance_before" not in values:
+        values |= importance(ours, theirs, pairs, folds.batches, found.labels)
+    return values, over
 
 
 def _refuse_other_classes(of: Opened, read: Pictures) -> None:

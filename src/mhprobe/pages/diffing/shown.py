@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mhprobe.differences.compare import Batches
+from mhprobe.differences.compare import RATE, Batches
 from mhprobe.differences.errors import Pairs
 from mhprobe.differences.passes import Pass, chosen_queries
 from mhprobe.differences.result import Diff
@@ -16,7 +16,7 @@ from mhprobe.differences.sides import Side, Torch
 from mhprobe.differences.words import Found, share
 from mhprobe.heads import HeadSite, wide
 from mhprobe.io.written import rounded
-from mhprobe.pages.diffing.changes import KINDS
+from mhprobe.pages.diffing.course import ENDS
 from mhprobe.pages.diffing.opened import Pictures
 from mhprobe.pages.html.page import render
 from mhprobe.pages.html.pictures import colours_of, encoded
@@ -39,7 +39,6 @@ CALLED = {
     "importance_after": "importance after",
     "ablation_before": "rise of the loss without the head (nats), before",
     "ablation_after": "rise of the loss without the head (nats), after",
-    **{f"{name}_change": f"change of the {called}" for name, (_, called) in KINDS.items()},
 }
 
 
@@ -52,6 +51,9 @@ def page(found: Found, result: Diff, a: Torch, b: Side, read: Pictures, batches:
         for number, batch in enumerate(batches(1))
         if number in at
     ]
+    called = CALLED | {
+        f"{name}_change": f"change of the {words}" for name, words in result.measures.items()
+    }
     names = [_side_name(name, number) for number, name in enumerate(found.names)]
     data = {
         "heads": [
@@ -61,13 +63,15 @@ def page(found: Found, result: Diff, a: Torch, b: Side, read: Pictures, batches:
         "columns": [
             {
                 "name": name,
-                "called": CALLED[name],
+                "called": called[name],
                 "share": name in SHARES,
                 "values": [_plain(row[name]) for row in heads],
                 "texts": [_moved(name, row) for row in heads],
             }
-            for name in _columns(found, result)
+            for name in _columns(found, result, called)
         ],
+        "measures": _ends(result),
+        "course": _course(result),
         "maps": maps,
         "photos": [
             {"name": read.names[number], "picture": _picture(read.pixels[number])} for number in at
@@ -91,14 +95,54 @@ def page(found: Found, result: Diff, a: Torch, b: Side, read: Pictures, batches:
             images=result.images,
             reference=found.reference,
             readings=result.readings,
+            course=result.course is not None,
+            measured=bool(data["measures"]),
         ),
     )
 
 
-def _columns(found: Found, result: Diff) -> list[str]:
+def _ends(result: Diff) -> list[dict[str, Any]]:
+    """Return for each measure its values before and after, and the heads whose change is sure; None without a test."""
+    rows = result.heads.dicts()
+    there = [name for name in result.measures if f"{name}_change" in result.heads.columns]
+    return [
+        {
+            "called": result.measures[name],
+            "before": [_plain(row[f"{name}_before"]) for row in rows],
+            "after": [_plain(row[f"{name}_after"]) for row in rows],
+            "sure": [bool(row.get(f"{name}_p", 1) < RATE) for row in rows],
+        }
+        for name in there
+    ]
+
+
+def _course(result: Diff) -> dict[str, Any] | None:
+    """Return for each measure (P, 3) values and ends of every head at the points of a training."""
+    if result.course is None:
+        return None
+    rows = result.course.dicts()
+    points = list(dict.fromkeys(result.course.column("point")))
+    words = {"svcca": "similarity of outputs to those before (SVCCA)", **result.measures}
+    heads = [rows[at : at + len(points)] for at in range(0, len(rows), len(points))]
+    return {
+        "points": points,
+        "measures": [
+            {
+                "called": words[name],
+                "heads": [
+                    [[_plain(row[f"{name}{end}"]) for end in ENDS] for row in of] for of in heads
+                ],
+            }
+            for name in words
+            if name in result.course.columns
+        ],
+    }
+
+
+def _columns(found: Found, result: Diff, called: Mapping[str, str]) -> list[str]:
     """Return the columns of heads that the page shows, the one first by which heads are tested."""
     tested = "own" if found.measured.null == "rounding" else "total"
-    there = [name for name in CALLED if name in result.heads.columns and name != tested]
+    there = [name for name in called if name in result.heads.columns and name != tested]
     changes = {name.removesuffix("_change") for name in there if name.endswith("_change")}
     # a change says both of its ends
     ends = {f"{name}_{end}" for name in changes for end in ("before", "after")}

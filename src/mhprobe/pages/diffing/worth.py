@@ -99,13 +99,17 @@ def of_both(
     name: str, values: Sequence[Tensor], a: Torch, b: Torch, pairs: Pairs
 ) -> dict[str, Tensor]:
     """Return (A,) ``_before``, the first network's values, and ``_after``, the second's at the heads it still has."""
-    before, after = (value.detach().double() for value in values)
-    heads = a.layout.of("head")
+    before = values[0].detach().double()[: a.layout.of("head").num_heads]
+    return {f"{name}_before": before, f"{name}_after": of_other(values[1], a, b, pairs)}
+
+
+def of_other(value: Tensor, a: Torch, b: Torch, pairs: Pairs) -> Tensor:
+    """(A,) values of B's heads at the heads of A; NaN for those that B has not."""
+    heads, others = a.layout.of("head"), b.layout.of("head")
     found = torch.full((heads.num_heads,), torch.nan, dtype=torch.float64)
-    others = b.layout.of("head")
-    theirs = others.split(after[: others.num_heads])
+    theirs = others.split(value.detach().double()[: others.num_heads])
     numbers = heads.split(torch.arange(heads.num_heads))
     for pair, mine in zip(pairs.heads, numbers, strict=True):
         if pair.other is not None:
             found[mine[pair.mine]] = theirs[pair.other][pair.theirs]
-    return {f"{name}_before": before[: heads.num_heads], f"{name}_after": found}
+    return found

@@ -76,7 +76,62 @@ function photographs() {
   })));
 }
 
-function show() { tiles(); photographs(); opened(); }
+// measures: of every head before against after, and over the checkpoints of a training
+
+const blockColour = (block) => d3.interpolateViridis(0.9 * block / (d3.max(DATA.heads, (head) => head.block) || 1));
+const named = (head) => `block ${head.block} head ${head.number}`;
+
+// a chart of points { flat, ... }, of which a click chooses the head
+function choosing(chart) {
+  chart.addEventListener("click", () => { if (chart.value) { view.head = chart.value.flat; show(); } });
+  return chart;
+}
+
+function ends({ called, before, after, sure }) {
+  const points = before.map((x, flat) => ({ flat, x, y: after[flat], sure: sure[flat], block: DATA.heads[flat].block })).filter(({ x, y }) => x != null && y != null);
+  const both = d3.extent(points.flatMap(({ x, y }) => [x, y]));
+  const at = { x: "x", y: "y" }, paint = ({ block }) => blockColour(block);
+  return choosing(chartOf({
+    width: 290, height: 280, marginLeft: 52, marginBottom: 40, ariaLabel: `${called}, before against after`,
+    x: { label: "before", domain: both, nice: true, ticks: 4 }, y: { label: "after", domain: both, nice: true, grid: true, ticks: 5 },
+    marks: [
+      Plot.link([both], { x1: (d) => d[0], y1: (d) => d[0], x2: (d) => d[1], y2: (d) => d[1], stroke: "var(--soft)" }),
+      Plot.dot(points, { ...at, r: 3.5, stroke: paint, fill: (d) => (d.sure ? paint(d) : "var(--card)") }),
+      Plot.dot(points.filter(({ flat }) => flat === view.head), { ...at, r: 8, stroke: "var(--ring)", strokeWidth: 3 }),
+      Plot.tip(points, Plot.pointer({ ...at, title: (d) => `${named(DATA.heads[d.flat])}\n${number(d.x)} before, ${number(d.y)} after` })),
+    ],
+  }));
+}
+
+function over({ called, heads }) {
+  const names = DATA.course.points, mine = DATA.heads[view.head], longest = d3.max(names, (name) => name.length);
+  const slanted = longest * names.length > 45; // else they would overlap
+  const points = heads.flatMap((of, flat) => of.map(([y, low, high], x) => ({ flat, x, y, low, high }))).filter(({ y }) => y != null);
+  const at = { x: "x", y: "y", z: "flat" }, chosen = points.filter(({ flat }) => flat === view.head);
+  const near = points.filter(({ flat }) => flat !== view.head && DATA.heads[flat].block === mine?.block);
+  return choosing(chartOf({
+    width: 360, height: 240 + (slanted ? 4 * longest : 0), marginLeft: 52, marginBottom: 40 + (slanted ? 4 * longest : 0), ariaLabel: `${called}, over the training`,
+    x: { label: null, ticks: d3.range(names.length), tickFormat: (x) => names[x], tickRotate: slanted ? -35 : 0, insetLeft: 8, insetRight: 8 }, y: { label: null, grid: true, ticks: 5 },
+    marks: [
+      Plot.line(points, { ...at, stroke: "var(--soft)", strokeOpacity: 0.35, strokeWidth: 0.8 }),
+      Plot.line(near, { ...at, stroke: "var(--link)", strokeWidth: 1.4 }),
+      Plot.ruleX(chosen, { x: "x", y1: "low", y2: "high", stroke: "var(--ring)", strokeWidth: 2 }),
+      Plot.line(chosen, { ...at, stroke: "var(--ring)", strokeWidth: 3 }),
+      Plot.dot(chosen, { ...at, fill: "var(--ring)", r: 4 }),
+      Plot.tip(points, Plot.pointer({ x: "x", y: "y", title: (d) => `${named(DATA.heads[d.flat])}, ${names[d.x]}\n${withInterval(d.y, d.low, d.high)}` })),
+    ],
+  }));
+}
+
+const charts = (place, measures, draw) => byId(place)?.replaceChildren(...measures.map((one) => el("figure", {}, el("figcaption", {}, one.called), draw(one))));
+
+function measures() {
+  charts("course", DATA.course?.measures ?? [], over);
+  charts("ends", DATA.measures, ends);
+}
+redraws.push(measures);
+
+function show() { tiles(); photographs(); opened(); measures(); }
 
 byId("by").append(...DATA.columns.map((one) => el("option", { value: one.name }, one.called)));
 byId("by").addEventListener("change", (event) => { view.by = event.target.value; show(); });
