@@ -25,7 +25,7 @@ from mhprobe.heads import KINDS
 from mhprobe.masking.random import Random
 from mhprobe.pruning.on_path import OnPath
 from mhprobe.scoring.parts.evaluate import Evaluator
-from mhprobe.surgery.costs import count_flops, evenly, interleaved, latency_cost
+from mhprobe.surgery.costs import count_flops, interleaved, latency_cost, same_share_everywhere
 from mhprobe.surgery.removal import prune_heads
 
 
@@ -35,7 +35,7 @@ def run(size: Size) -> Iterator[Ratio]:
         (32, 2, 1), (224, 64, 4)
     )  # the ratio does not depend on the depth
     dense = timm.create_model("deit_small_patch16_224", img_size=side, depth=depth).eval()
-    half = evenly(layout_of(dense), 0.5)
+    half = same_share_everywhere(layout_of(dense), 0.5)
     masked, pruned = copy.deepcopy(dense), prune_heads(dense, half)
     gates, images = attach(masked), torch.randn(batch, 3, side, side)
     predicted = count_flops(dense, images[:1]) / count_flops(pruned, images[:1])
@@ -78,7 +78,8 @@ def _heads_and_neurons(
         what = f"heads and neurons, half of the {unit}, batch {len(images)}: speed-up / predicted"
         yield from_rounds(what, [ratio * left for ratio in _over(dense_s, pruned_s)], limit)
     odd, eighths = (
-        prune_heads(dense, evenly(layout, 0.5, multiple), units=KINDS) for multiple in (1, 8)
+        prune_heads(dense, same_share_everywhere(layout, 0.5, multiple), units=KINDS)
+        for multiple in (1, 8)
     )
     what = "  half of the neurons of each MLP and one more gone, over half (a multiple of 8): time of a forward pass"
     works = [functools.partial(model, images) for model in (odd, eighths)]
@@ -94,7 +95,7 @@ def _beside_torch_pruning(model: nn.Module, image: Tensor, rounds: int) -> Ratio
     import torch_pruning as tp
 
     layout = layout_of(model, KINDS)
-    mask = evenly(layout, 0.5)
+    mask = same_share_everywhere(layout, 0.5)
 
     def theirs() -> nn.Module:
         pruned = copy.deepcopy(model)

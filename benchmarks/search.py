@@ -33,7 +33,7 @@ from mhprobe.data.scenes import Scenes
 from mhprobe.masking.base import Evaluate
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.parts.units import make_units
-from mhprobe.masking.search.base import Choice, Search, Step
+from mhprobe.masking.search.base import Choice, Search, SearchStep
 from mhprobe.masking.search.exact import Exact
 from mhprobe.masking.search.racing import Racing
 from mhprobe.masking.search.screened import Screened
@@ -113,7 +113,7 @@ def _compare(model: nn.Module, split: Split, name: str, steps: int) -> Iterator[
     seconds: dict[str, list[float]] = {"naive": []}
     _one_evaluation(model, split, units.masks[0])  # warm-up
 
-    def sample(step: Step) -> None:
+    def sample(step: SearchStep) -> None:
         seconds["naive"].append(_one_evaluation(model, split, step.masks[0]) * len(step.masks))
 
     for search, options in {"exact": Exact(), "fast": FAST[name]}.items():
@@ -155,10 +155,10 @@ class _Timed:
 
     search: Search
     label: str
-    before: Callable[[Step], None]
+    before: Callable[[SearchStep], None]
     seconds: list[float] = field(default_factory=list)
 
-    def choose(self, step: Step, evaluate: Evaluate) -> Choice:
+    def choose(self, step: SearchStep, evaluate: Evaluate) -> Choice:
         self.before(step)
         start = time.process_time()
         choice = self.search.choose(step, evaluate)

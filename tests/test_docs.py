@@ -114,7 +114,7 @@ def test_commands_in_the_docs_compose(page, line):
         assert words[0] == "pip" or "mhprobe --install-completion" in line  # no command of ours
         return
     command, overrides = words[2].removeprefix("mhprobe."), words[3:]
-    if command not in sections.commands():
+    if command not in sections.commands_of_conf():
         file = place(command)
         assert all(
             f'"{option}"' in file.read_text() for option in overrides if option.startswith("--")

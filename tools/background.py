@@ -20,7 +20,7 @@ from torch.nn.functional import interpolate
 
 from mhprobe.io.files import write
 from mhprobe.maps.attention import attention
-from mhprobe.pages.looking.network import Network, chosen
+from mhprobe.pages.looking.network import OpenNetwork, network_to_look_at
 from mhprobe.report.figures import style
 from mhprobe.report.runs.facts import made_by
 
@@ -50,7 +50,7 @@ class Shares(NamedTuple):
 
 def main() -> None:
     """Write the figure and its table; the figure first, as it names the commit."""
-    network = chosen(WEIGHTS)
+    network = network_to_look_at(WEIGHTS)
     shares = measured(network)
     write(FIGURE, drawn(network, shares))
     write(TABLE, rows(network, shares).encode())
@@ -58,7 +58,7 @@ def main() -> None:
     print(f"{FIGURE}\n{TABLE}\nfrom {ends[0]} to {ends[1]}, even attention {shares.even:.3f}")
 
 
-def measured(network: Network) -> Shares:
+def measured(network: OpenNetwork) -> Shares:
     """Return how much of the attention of each head lies on the petals, in the middle of the photograph."""
     whole = torch.from_numpy(load_sample_image("flower.jpg").copy()).permute(2, 0, 1)
     edge = (whole.shape[2] - whole.shape[1]) // 2
@@ -82,7 +82,7 @@ def on(petals: Tensor, maps: Tensor) -> Tensor:
     return (maps * petals).sum((1, 2)) / maps.sum((1, 2))
 
 
-def rows(network: Network, shares: Shares) -> str:
+def rows(network: OpenNetwork, shares: Shares) -> str:
     """Return the table: a row per head."""
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
@@ -96,18 +96,18 @@ def rows(network: Network, shares: Shares) -> str:
     return table.getvalue()
 
 
-def drawn(network: Network, shares: Shares) -> bytes:
+def drawn(network: OpenNetwork, shares: Shares) -> bytes:
     """Return the figure as a PNG: the photograph, the extreme heads, and the shares by block."""
     most, least = int(shares.trained.argmax()), int(shares.trained.argmin())
     names = [network.layout.name_of(at) for at in (most, least)]
     with style.canvas((7.4, 2.1)) as figure:
-        style.show_picture(style.place(figure, 0, 0.4, 1.3, 1.3), shares.photo)
+        style.show_picture(style.axes_at(figure, 0, 0.4, 1.3, 1.3), shares.photo)
         for left, at, name in zip((1.45, 2.9), (most, least), names, strict=True):
-            axes = style.place(figure, left, 0.4, 1.3, 1.3)
+            axes = style.axes_at(figure, left, 0.4, 1.3, 1.3)
             axes.imshow(shares.maps[at].numpy())
             axes.set_axis_off()
             axes.set_title(f"{name}: {100 * shares.trained[at]:.1f} %", loc="left")
-        axes = style.place(figure, 4.85, 0.4, 2.4, 1.3)
+        axes = style.axes_at(figure, 4.85, 0.4, 2.4, 1.3)
         blocks = torch.tensor([network.layout.sites[site].block for site, _, _ in network.layout])
         look = {"s": 9, "linewidths": 0.7}
         axes.scatter(
@@ -126,7 +126,7 @@ def drawn(network: Network, shares: Shares) -> bytes:
         style.legend_above(axes)
         origin = made_by("python tools/background.py")
         with tempfile.TemporaryDirectory() as folder:
-            picture, _ = style.save(figure, Path(folder, FIGURE.stem), origin=origin)
+            picture, _ = style.save_figure(figure, Path(folder, FIGURE.stem), origin=origin)
             return picture.read_bytes()
 
 

@@ -31,7 +31,7 @@ from mhprobe.io.files import write
 from mhprobe.lab.claims.parts.claim import all_claims
 from mhprobe.lab.claims.parts.pooled import judge_together
 from mhprobe.pages.several import matrix as matrix_of
-from mhprobe.report.figures.style import save
+from mhprobe.report.figures.style import save_figure
 from mhprobe.report.runs.facts import made_by
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -209,7 +209,7 @@ def write_tables(names: Sequence[str]) -> None:
     assert figure is not None  # every network has rows
     made = made_by(shlex.join(["python", "tools/claims_matrix.py", "write", *names]))
     with tempfile.TemporaryDirectory() as folder:
-        drawn = save(figure, Path(folder) / FIGURE.stem, origin=made)
+        drawn = save_figure(figure, Path(folder) / FIGURE.stem, origin=made)
         shutil.copyfile(drawn[0], FIGURE)
     TABLES.mkdir(parents=True, exist_ok=True)
     for name, path in found.items():

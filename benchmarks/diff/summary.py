@@ -97,7 +97,7 @@ def draw(docs: Path) -> Path:
         rows = [row for row in csv.DictReader(lines) if row["what"] == "planted head"]
     origin = made_by("python -m benchmarks.diff")
     with tempfile.TemporaryDirectory() as folder:
-        picture, _ = style.save(sensitivity(rows), Path(folder, FIGURE.stem), origin=origin)
+        picture, _ = style.save_figure(sensitivity(rows), Path(folder, FIGURE.stem), origin=origin)
         return write(docs / FIGURE, picture.read_bytes())
 
 
@@ -108,7 +108,7 @@ def sensitivity(rows: Sequence[Mapping[str, str]]) -> Figure:
     """
     with style.canvas((6.6, 2.5)) as figure:
         for at, (number, title) in enumerate(PANELS.items()):
-            axes = style.place(figure, 0.55 + 3.2 * at, 0.5, 2.5, 1.6)
+            axes = style.axes_at(figure, 0.55 + 3.2 * at, 0.5, 2.5, 1.6)
             of_panel = [row for row in rows if row["number"] == number]
             for shade, precision in enumerate(dict.fromkeys(row["of"] for row in of_panel)):
                 of = [row for row in of_panel if row["of"] == precision]

@@ -44,7 +44,7 @@ class RayLauncher(Launcher):
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> list[JobReturn]:
         """Return the result of each job; a job whose process or machine was lost leaves a note in its folder."""
-        from mhprobe.framework.run.jobs import lost
+        from mhprobe.framework.run.jobs import note_lost
 
         try:
             import ray
@@ -68,7 +68,7 @@ class RayLauncher(Launcher):
             try:
                 results.append(ray.get(future))
             except ray.exceptions.RayError as error:
-                lost(
+                note_lost(
                     Path(self.config.hydra.sweep.dir) / str(number),
                     overrides,
                     " ".join(str(error).split()),

@@ -119,12 +119,12 @@ def main() -> None:
         safe = ["-P"] if name in READERS else []
         os.execv(sys.executable, [sys.executable, *safe, "-m", modules[name][0], *rest])
     if name in ("--install-completion", "--complete") or "=" in name:
-        from mhprobe.framework.run.about import SCRIPT, about, offers
+        from mhprobe.framework.run.about import SCRIPT, help_of, offers
 
         if name == "--complete":
             print("\n".join(offers(rest[0] if rest else "", modules, DEMO)))
         else:
-            print(SCRIPT if name == "--install-completion" else about(name))
+            print(SCRIPT if name == "--install-completion" else help_of(name))
         return
     print(listing(modules, everything=name == "more"))
     if name not in ("--help", "-h", "more"):

@@ -15,11 +15,11 @@ def run(cfg: "Config", folder: Path) -> None:
     from mhprobe.framework.run import image_data
     from mhprobe.framework.run.construct import construct
     from mhprobe.framework.run.questions import answer
-    from mhprobe.lab.claims.parts.asking import judged
-    from mhprobe.lab.claims.parts.claim import chosen, refuse_left_out
+    from mhprobe.lab.claims.parts.asking import verdicts_on
+    from mhprobe.lab.claims.parts.claim import claims_named, refuse_left_out
     from mhprobe.lab.claims.parts.evidence import Counts
 
-    claims, parts = chosen(cfg.claims), cfg.evidence
+    claims, parts = claims_named(cfg.claims), cfg.evidence
     assert parts is not None
     refuse_left_out(claims, parts.measure)
     names = tuple(dict.fromkeys(name for claim in claims.values() for name in claim.measures))
@@ -31,7 +31,7 @@ def run(cfg: "Config", folder: Path) -> None:
     def questions(material: "Material", _: "Report") -> list[Question]:
         second = parts.second and image_data.prepare(parts.second, "evidence.second")
         others: dict[str, Any] = {"second": second, "runs": parts.runs, "key": "evidence.runs"}
-        ask = functools.partial(judged, claims=claims, maps=maps, counts=counts, **others)
+        ask = functools.partial(verdicts_on, claims=claims, maps=maps, counts=counts, **others)
         return [Question("claims", ask, names, control=cfg.control is not None)]
 
     answer(cfg, folder, questions).complain()

@@ -47,7 +47,14 @@ def main() -> None:
     options = parser.parse_args()
     from mhprobe.io.tensors import digest
     from mhprobe.pages.html import write_comparison
-    from mhprobe.pages.several import about, answers, head_by_head, inert, lines, several
+    from mhprobe.pages.several import (
+        answers,
+        data_of_runs,
+        groups_in_words,
+        head_by_head,
+        inert,
+        several,
+    )
     from mhprobe.report.report import Report
     from mhprobe.report.runs.facts import origin_of_script
     from mhprobe.report.runs.folder import reading
@@ -67,13 +74,13 @@ def main() -> None:
             }
         )
         results = several(runs, options.over)
-        report.data, report.images = about(runs)
+        report.data, report.images = data_of_runs(runs)
     report.add({name: inert(result) for name, result in results.items()})
     page = write_comparison(
         runs, options.out / "comparison.html", results.get("prunebench_ranking")
     )
     first = answers(runs, names(runs))
-    said = [*unread(runs), *first, *lines(results), *head_by_head(runs)]
+    said = [*unread(runs), *first, *groups_in_words(results), *head_by_head(runs)]
     print(*said, f"tables and figures: {options.out}", page, sep="\n")
 
 

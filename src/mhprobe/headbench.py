@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> None:
     kinds of heads do not take.
     """
     from mhprobe.lab.headbench.bench import bench, entries
-    from mhprobe.lab.headbench.sensitivity import check, sensitivities
+    from mhprobe.lab.headbench.sensitivity import refuse_without_grafts, sensitivities
     from mhprobe.report.figures import headbench as figure
     from mhprobe.report.report import Report, Result
     from mhprobe.report.runs.facts import origin_of_script
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> None:
     makes = entries(options.measures, options.enter)
     entered = list(entries([], options.enter))
     if "grafts" in options.heads:
-        check(makes, entered)
+        refuse_without_grafts(makes, entered)
     report = Report(options.out, style=options.style)
     report.origin = origin_of_script("headbench")
     say = functools.partial(print, flush=True)

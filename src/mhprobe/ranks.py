@@ -31,12 +31,12 @@ def rank() -> int:
 def total(part: Tensor, group: Any | None = None) -> Tensor:
     """Sum ``part`` over ranks, in place."""
     if size() > 1:
-        for piece in pieces(part):
+        for piece in views_of(part):
             dist.all_reduce(piece, group=group)
     return part
 
 
-def pieces(large: Tensor) -> Sequence[Tensor]:
+def views_of(large: Tensor) -> Sequence[Tensor]:
     """Return views of ``large``, as gloo copies the tensors that it works on."""
     return large.view(-1).split(PIECE) if large.is_contiguous() else [large]
 

@@ -20,7 +20,7 @@ UNITS = {
 }
 
 if TYPE_CHECKING:
-    from mhprobe.pages.shrinking.images import Asked
+    from mhprobe.pages.shrinking.images import AskedImages
 
 
 def parser() -> Parser:
@@ -91,25 +91,28 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace, unit: str, share: float, out: Path) -> int:
     from mhprobe.io.progress import screen
-    from mhprobe.pages.shrinking.images import check, images_of  # torch takes seconds, --help none
+    from mhprobe.pages.shrinking.images import (  # torch takes seconds, --help none
+        read_images,
+        refuse_asked,
+    )
     from mhprobe.pages.shrinking.page import PAGE, refuse_folder, write_folder
-    from mhprobe.pages.shrinking.recipe import Target, open_network, refuse_target, shrink
-    from mhprobe.pages.shrinking.sentences import cost, told, tuning
+    from mhprobe.pages.shrinking.recipe import ShareLeft, open_network, refuse_target, shrink
+    from mhprobe.pages.shrinking.sentences import told, tuning, what_it_took
 
     warnings.filterwarnings("ignore", category=UserWarning, module="timm|torch")
-    asked, target = asked_of(options), Target(unit, share)
+    asked, target = asked_of(options), ShareLeft(unit, share)
     refuse_folder(out)
-    check(asked, options.weights)
+    refuse_asked(asked, options.weights)
     with screen("mhprobe shrink"):
         network = open_network(options.weights)
         refuse_target(network, target)
-        data = images_of(asked, network.description, options.cache)
+        data = read_images(asked, network.description, options.cache)
         shrunk = shrink(network, data, target, asked.seed)
         write_folder(shrunk, out)
     command = tuning(shrunk, out.resolve())
     following = f"\nto tune it:\n{command}" if command else ""
     page = (out / PAGE).resolve().as_uri()
-    print("", *told(shrunk), "", *cost(shrunk), following, f"\nthe page: {page}", sep="\n")
+    print("", *told(shrunk), "", *what_it_took(shrunk), following, f"\nthe page: {page}", sep="\n")
     return 0
 
 
@@ -133,9 +136,9 @@ def target_of(options: argparse.Namespace) -> tuple[str, float]:
     return unit, share
 
 
-def asked_of(options: argparse.Namespace) -> "Asked":
+def asked_of(options: argparse.Namespace) -> "AskedImages":
     """Return the images that are asked for. UserError for what is no number, and unknown labels."""
-    from mhprobe.pages.shrinking.images import Asked
+    from mhprobe.pages.shrinking.images import AskedImages
 
     if options.labels not in ("folders", "none"):
         raise UserError(f"--labels: expected folders or none, got {options.labels}.")
@@ -148,7 +151,7 @@ def asked_of(options: argparse.Namespace) -> "Asked":
         whole.append(int(text))
     choose, judge, seed = whole
     read = {"classes": options.classes, "levels": options.levels}
-    return Asked(options.data, options.labels, choose, judge, seed, **read)
+    return AskedImages(options.data, options.labels, choose, judge, seed, **read)
 
 
 if __name__ == "__main__":

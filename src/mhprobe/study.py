@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 def run(cfg: "Config", folder: Path) -> None:
     from mhprobe.framework.run.questions import answer, panels
-    from mhprobe.framework.run.sections import options
-    from mhprobe.lab.claims.parts.asking import quoted
+    from mhprobe.framework.run.sections import options_of_group
+    from mhprobe.lab.claims.parts.asking import with_verdicts
     from mhprobe.lab.papers import paper
 
     assert cfg.paper is not None
     about, panel_of = cfg.paper, panels(cfg.paper)
-    wanted = paper.chosen(about, cfg.figures, options("paper"))
+    wanted = paper.figures_named(about, cfg.figures, options_of_group("paper"))
 
     def questions(material: "Material", _: "Report") -> "list[Question]":
         return [
-            quoted(question, about.name)
+            with_verdicts(question, about.name)
             for question in paper.questions(about, wanted, panel_of, material)
         ]
 

@@ -24,7 +24,7 @@ def run(cfg: "Config", folder: Path) -> None:
 
     networks.load_best(model, folder / "checkpoints")
     trainers.test(trainer, model, data, report)
-    networks.save(cfg, trainer, model, data, folder)
+    networks.save_run_weights(cfg, trainer, model, data, folder)
     trainers.finish(cfg, trainer, model, data, report)
     answers.complain()
 

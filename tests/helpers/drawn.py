@@ -10,7 +10,7 @@ import pytest
 from matplotlib.image import AxesImage
 from matplotlib.text import Text
 
-from mhprobe.report.figures.style import LEAST, ONE, SCREEN, TWO, fit
+from mhprobe.report.figures.style import LEAST, ONE, SCREEN, TWO, fit_columns
 
 _ON_PAPER: set[str] = (
     set()
@@ -37,7 +37,7 @@ def assert_fits_paper(figure) -> None:
 
     The figure is made smaller.
     """
-    page = fit(figure)
+    page = fit_columns(figure)
     box = figure.get_tightbbox()
     assert page.width == pytest.approx(ONE) or page.width == pytest.approx(TWO)
     assert (

@@ -52,7 +52,7 @@ SHORTER = {"snapvit": ("prune.order.generations=1",), "learned": ("prune.order.s
 
 def names(group: str) -> list[str]:
     """The members of a group of conf/."""
-    return sections.options(group)
+    return sections.options_of_group(group)
 
 
 def part(group: str, name: str) -> DictConfig:

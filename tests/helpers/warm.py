@@ -62,8 +62,8 @@ def quick_pictures() -> dict[str, Callable[..., Any]]:
 
     from mhprobe.report.figures import style
 
-    drawing: dict[str, Callable[..., Any]] = {f"{style.__name__}.save": style.save}
-    style.save = _unmeasured(style.save)
+    drawing: dict[str, Callable[..., Any]] = {f"{style.__name__}.save_figure": style.save_figure}
+    style.save_figure = _unmeasured(style.save_figure)
     for canvas, name in ((FigureCanvasAgg, "print_png"), (FigureCanvasPdf, "print_pdf")):
         whole = getattr(canvas, name)
         drawing[f"{canvas.__module__}.{canvas.__name__}.{name}"] = whole
@@ -129,7 +129,7 @@ def quick_configurations() -> dict[str, Callable[..., Any]]:
     from hydra.core.plugins import Plugins
 
     Plugins.instance()  # it loads the sources, in a way that makes their classes anew
-    own_files.install("train")
+    own_files.find_own_files("train")
     for scheme in ("file", "pkg", own_files.SCHEME):
         source: Any = SourcesRegistry.instance().resolve(scheme)
         source.load_config = _once(source.load_config)
@@ -238,7 +238,7 @@ def modules() -> list[str]:
 
 
 def _compose() -> None:
-    for command in sections.commands():
+    for command in sections.commands_of_conf():
         for short in ((), runs.SHORT):
             runs.composed(command, *runs.TINY, *short)
 

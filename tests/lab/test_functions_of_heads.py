@@ -12,7 +12,7 @@ import torch
 from mhprobe.backbones import attach
 from mhprobe.lab.claims import attention as claims
 from mhprobe.lab.claims.parts.estimates import third_of
-from mhprobe.lab.headbench.canvas import draw
+from mhprobe.lab.headbench.canvas import draw_images
 from mhprobe.lab.headbench.plants import grow
 from mhprobe.lab.papers.panels import columns as panels
 from mhprobe.measures import Position
@@ -46,7 +46,7 @@ def measured(make) -> Facts:
     """Tables of the network, as if there were so many images that intervals are points."""
     model = make()
     attach(model)
-    known = sentences.facts(model, draw(IMAGES, 5).images)
+    known = sentences.measure_facts(model, draw_images(IMAGES, 5).images)
     tables = {
         name: {
             **known.measures[name],

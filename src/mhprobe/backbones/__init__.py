@@ -20,7 +20,7 @@ from mhprobe.backbones.parts import timm_models
 from mhprobe.backbones.parts.units import first_channels, slice_heads
 from mhprobe.backbones.parts.wrappers import unwrapped as unwrapped
 from mhprobe.errors import HeadsMixed, UserError, one_of, quoted, refusing
-from mhprobe.gates import HeadGates, find_gates, form_of, put_on, remove_gates
+from mhprobe.gates import HeadGates, find_gates, put_on, remove_gates, sizes_in
 from mhprobe.heads import KINDS, HeadLayout, Kind
 from mhprobe.io.readings import Reading
 
@@ -379,7 +379,7 @@ def _still_fit(gates: HeadGates, model: nn.Module, kinds: Collection[Kind]) -> b
     """True if a model's gates are on all units of these kinds, and of the model as it is now."""
     if gates.layout.kinds != kinds or gates.missing(model):
         return False
-    return gates.form in (None, form_of(backbone_of(model)))
+    return gates.form in (None, sizes_in(backbone_of(model)))
 
 
 def _refuse_to_replace(gates: HeadGates, kinds: Collection[Kind]) -> None:

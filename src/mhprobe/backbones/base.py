@@ -173,7 +173,7 @@ class Family(ABC):
         """Each head's own weights, detached, with the layer scale in ``output``; or each neuron's."""
         attention: Any = submodule(model, site)
         if site.kind == "neuron":
-            value = units.rows_of(attention)
+            value = units.rows_of_neurons(attention)
             query = key = value[:, :0]
         else:
             query, key, value = self.query_key_value(attention, site)
@@ -233,7 +233,7 @@ class Family(ABC):
 
     def colours(self, model: Any) -> Reading:
         """The mean and deviation of ``input_spec``, and where they are from."""
-        return timm_models.colours(model)
+        return timm_models.colours_from(model)
 
     def classifier(self, model: Any) -> nn.Module:
         """Return the classifier, which makes logits of features; an Identity if the model only gives features."""

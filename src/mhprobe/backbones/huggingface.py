@@ -40,7 +40,7 @@ _MET_AT: dict[str, Callable[..., Tensor]] = {
 }
 
 
-class Kind(NamedTuple):
+class BlockNames(NamedTuple):
     """Names of parts of a model: its blocks; in a block its attention, and the module after it.
 
     prefix: tokens before the grid; a name is one of the configuration. text: there is no grid.
@@ -54,18 +54,18 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "ViTModel": Kind("layers", "attention", "layernorm_after"),
-    "DeiTModel": Kind("layers", "attention", "layernorm_after", (2,)),
-    "BeitModel": Kind("layers", "attention", "layernorm_after"),
-    "Dinov2Model": Kind("encoder.layer", "attention", "norm2"),
-    "Dinov2WithRegistersModel": Kind(
+    "ViTModel": BlockNames("layers", "attention", "layernorm_after"),
+    "DeiTModel": BlockNames("layers", "attention", "layernorm_after", (2,)),
+    "BeitModel": BlockNames("layers", "attention", "layernorm_after"),
+    "Dinov2Model": BlockNames("encoder.layer", "attention", "norm2"),
+    "Dinov2WithRegistersModel": BlockNames(
         "encoder.layer", "attention", "norm2", (1, "num_register_tokens")
     ),
-    "DINOv3ViTModel": Kind("model.layer", "attention", "norm2", (1, "num_register_tokens")),
-    "CLIPVisionModel": Kind("encoder.layers", "self_attn", "layer_norm2"),
-    "SiglipVisionModel": Kind("encoder.layers", "self_attn", "layer_norm2", (0,)),
-    "BertModel": Kind("encoder.layer", "attention.self", "intermediate", (0,), text=True),
-    "RobertaModel": Kind("encoder.layer", "attention.self", "intermediate", (0,), text=True),
+    "DINOv3ViTModel": BlockNames("model.layer", "attention", "norm2", (1, "num_register_tokens")),
+    "CLIPVisionModel": BlockNames("encoder.layers", "self_attn", "layer_norm2"),
+    "SiglipVisionModel": BlockNames("encoder.layers", "self_attn", "layer_norm2", (0,)),
+    "BertModel": BlockNames("encoder.layer", "attention.self", "intermediate", (0,), text=True),
+    "RobertaModel": BlockNames("encoder.layer", "attention.self", "intermediate", (0,), text=True),
 }
 
 
@@ -167,11 +167,11 @@ class HuggingFace(Family):
         kind = KINDS.get(type(model).__name__)  # Swin has none: a class of its own finds its heads
         if kind is not None and kind.text:
             raise UserError(f"{type(model).__name__} takes texts, and no images.")
-        mean, std, _ = colours(model)
+        mean, std, _ = colours_of_processor(model)
         return {"size": to_2tuple(model.config.image_size), "mean": mean, "std": std}
 
     def colours(self, model: Any) -> Reading:
-        mean, std, source = colours(model)
+        mean, std, source = colours_of_processor(model)
         return colours_read(mean, std, source or f"usual for {type(model).__name__}", not source)
 
 
@@ -219,7 +219,7 @@ _PUBLISHED: dict[str, tuple[Numbers, Numbers]] = {
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 
 
-def colours(model: Any) -> tuple[Numbers, Numbers, str]:
+def colours_of_processor(model: Any) -> tuple[Numbers, Numbers, str]:
     """Return mean and deviation per channel of the pixels in [0, 1] that a model saw, and their file's name.
 
     They are in the file of its processor, in the folder or the Hub's cache that the model is from.
@@ -268,7 +268,7 @@ def colours_in(settings: Mapping[str, Any]) -> dict[str, Numbers]:
     return {key: tuple(n / unit for n in of) for key, of in numbers.items() if of is not None}
 
 
-def _kind(model: nn.Module) -> Kind:
+def _kind(model: nn.Module) -> BlockNames:
     """UserError for a tower that is refused."""
     if (name := type(model).__name__) in REFUSED:
         raise UserError(f"{name}: mhprobe does not find its heads: {REFUSED[name]}")
@@ -378,5 +378,5 @@ def from_folder(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
         raise UserError(unknown)
     with refusing(lambda _: unknown, (AttributeError, TypeError)):
         spec = {"size": to_2tuple(model.config.image_size)}
-    mean, std, _ = colours(model)
+    mean, std, _ = colours_of_processor(model)
     return model.eval(), spec | {"mean": mean, "std": std}

@@ -15,8 +15,8 @@ from mhprobe.backbones.base import submodule
 from mhprobe.backbones.parts.located import (
     CHANNELS,
     COARSER,
-    Kind,
     Located,
+    PartNames,
     Trial,
     apart,
     by_head,
@@ -98,7 +98,7 @@ def _patches(trial: Trial) -> Windows | None:
     return Windows(grid=(across * side, across * side), size=(side, side), shift=(0, 0))
 
 
-class Seen(nn.Module):
+class WatchedDropout(nn.Module):
     """A dropout on attention weights (B * H, Q, K), which pass ``seen`` as (B, H, Q, K)."""
 
     def __init__(self, dropout: nn.Module, heads: int) -> None:
@@ -110,8 +110,8 @@ class Seen(nn.Module):
 
 
 def _room_for_heads(attention: Any) -> None:
-    if not isinstance(attention.attn_drop, Seen):
-        attention.attn_drop = Seen(attention.attn_drop, attention.num_heads)
+    if not isinstance(attention.attn_drop, WatchedDropout):
+        attention.attn_drop = WatchedDropout(attention.attn_drop, attention.num_heads)
 
 
 def _room_behind(attention: Any) -> None:
@@ -133,40 +133,42 @@ def _not_fused(trial: Trial) -> None:
         )
 
 
-PLAIN = {"Attention": Kind()}
+PLAIN = {"Attention": PartNames()}
 TOKENS = dict.fromkeys(
     ("Attention", "AttentionRope", "EvaAttention"),
-    Kind(refuse=lambda trial: no_norm_between(trial.name, trial.attention)),
+    PartNames(refuse=lambda trial: no_norm_between(trial.name, trial.attention)),
 )
-POOLED = {"MultiScaleAttention": Kind(weights=None, hidden=COARSER)}
-GEMMA = {"Gemma4Attention": Kind(point="o_proj")}
-OUTLOOK = Kind(parts=_outlook, weights=None, hidden=NO_KEYS)
-GLOBAL_QUERIES = {"WindowAttentionGlobal": Kind(parts=_global_queries, windows=_as_said)}
-POOLED_QUERIES = {"MultiScaleAttention": Kind(windows=_pooled, weights=None)}
+POOLED = {"MultiScaleAttention": PartNames(weights=None, hidden=COARSER)}
+GEMMA = {"Gemma4Attention": PartNames(point="o_proj")}
+OUTLOOK = PartNames(parts=_outlook, weights=None, hidden=NO_KEYS)
+GLOBAL_QUERIES = {"WindowAttentionGlobal": PartNames(parts=_global_queries, windows=_as_said)}
+POOLED_QUERIES = {"MultiScaleAttention": PartNames(windows=_pooled, weights=None)}
 PARTITIONED = dict.fromkeys(
     ("AttentionCl", "Attention2d"),
-    Kind(
+    PartNames(
         parts=lambda part, heads: (by_head if part.head_first else packed)(part, heads),
         windows=_partitions,
     ),
 )
 SAM = {
-    "Attention": Kind(
+    "Attention": PartNames(
         windows=_as_said, weights=lambda part: part.attn_drop.seen, prepare=_room_for_heads
     )
 }
-COARSER_KEYS = Kind(  # unless ``sr`` is None
+COARSER_KEYS = PartNames(  # unless ``sr`` is None
     parts=apart("q", "kv"),
     weights=lambda part: part.attn_drop if part.sr is None else None,
     hidden=COARSER,
 )
 TWINS = {
-    "LocallyGroupedAttn": Kind(weights=None, hidden=INSIDE),
+    "LocallyGroupedAttn": PartNames(weights=None, hidden=INSIDE),
     "GlobalSubSampleAttn": COARSER_KEYS,
 }
 NEXT = {"EfficientAttention": dataclasses.replace(COARSER_KEYS, parts=apart("q", "k", "v"))}
 ON_COARSER_GRID = {
-    "ConvAttention": Kind(point="o_proj", parts=_three_by_head, weights=None, refuse=_not_fused)
+    "ConvAttention": PartNames(
+        point="o_proj", parts=_three_by_head, weights=None, refuse=_not_fused
+    )
 }
 
 TABLE = [
@@ -199,7 +201,7 @@ TABLE = [
     # the class token comes in behind the first blocks
     row(
         "convit.ConVit",
-        kinds={"GPSA": Kind(parts=apart("qk", "v")), "MHSA": Kind()},
+        kinds={"GPSA": PartNames(parts=apart("qk", "v")), "MHSA": PartNames()},
         before=lambda trial: trial.entered[1] - math.isqrt(trial.entered[1]) ** 2,
     ),
     # queries, keys and values are pooled
@@ -218,13 +220,13 @@ TABLE = [
     # factorised attention beside a convolution of each head's values
     row(
         "coat.CoaT",
-        kinds={"FactorAttnConvRelPosEnc": Kind(weights=None, hidden=FACTORISED)},
+        kinds={"FactorAttnConvRelPosEnc": PartNames(weights=None, hidden=FACTORISED)},
         before=1,
     ),
     # cross-covariance and outlook attention; the class attention at their ends has no gates
     row(
         "xcit.Xcit",
-        kinds={"XCA": Kind(weights=None, hidden=CHANNELS)},
+        kinds={"XCA": PartNames(weights=None, hidden=CHANNELS)},
         aside=("ClassAttn",),
         title="Xcit (XCiT)",
     ),
@@ -233,15 +235,15 @@ TABLE = [
     row(
         "davit.DaVit",
         kinds={
-            "WindowAttention": Kind(
+            "WindowAttention": PartNames(
                 windows=lambda trial: Windows(
                     trial.grid(channels_first=True), trial.block.window_size, shift=(0, 0)
                 ),
                 weights=lambda attention: attention.softmax[1],
                 prepare=_room_behind,
             ),
-            "ChannelAttention": Kind(parts=_turned, weights=None, hidden=CHANNELS),
-            "ChannelAttentionV2": Kind(weights=None, hidden=CHANNELS, heads="groups"),
+            "ChannelAttention": PartNames(parts=_turned, weights=None, hidden=CHANNELS),
+            "ChannelAttentionV2": PartNames(weights=None, hidden=CHANNELS, heads="groups"),
         },
     ),
     # in every second block the queries come from the whole image
@@ -257,16 +259,17 @@ TABLE = [
     # cosine attention, norms behind the parts of a block
     row(
         "swin_transformer_v2_cr.SwinTransformerV2Cr",
-        kinds={"WindowMultiHeadAttention": Kind(windows=_as_said)},
+        kinds={"WindowMultiHeadAttention": PartNames(windows=_as_said)},
         title="SwinTransformerV2Cr (Swin V2 of another hand)",
     ),
     row(
-        "tiny_vit.TinyVit", kinds={"Attention": Kind(parts=by_head, windows=_as_said, weights=None)}
+        "tiny_vit.TinyVit",
+        kinds={"Attention": PartNames(parts=by_head, windows=_as_said, weights=None)},
     ),
     # a transformer of the pixels of a patch, which have no class token, inside one of patches
     row(
         "tnt.TNT",
-        kinds={"Attention": Kind(parts=apart("qk", "v"), windows=_patches)},
+        kinds={"Attention": PartNames(parts=apart("qk", "v"), windows=_patches)},
         before=lambda trial: int(trial.entered[0] == 1),
     ),
     # convolutions
@@ -278,10 +281,11 @@ TABLE = [
     row("twins.Twins", kinds=TWINS),
     row("csatv2.CSATv2", kinds=PLAIN),  # over frequencies; its last stages attend
     row(
-        "edgenext.EdgeNeXt", kinds={"CrossCovarianceAttn": Kind(weights=None, hidden=CHANNELS)}
+        "edgenext.EdgeNeXt", kinds={"CrossCovarianceAttn": PartNames(weights=None, hidden=CHANNELS)}
     ),  # in some blocks
     row(
-        "efficientformer.EfficientFormer", kinds={"Attention": Kind(parts=by_head, weights=None)}
+        "efficientformer.EfficientFormer",
+        kinds={"Attention": PartNames(parts=by_head, weights=None)},
     ),  # its last blocks
     row("fastvit.FastVit", kinds=PLAIN),  # the larger ones attend in their last stage
     # CAFormer's last stages attend; the other stages, and ConvFormer, have no heads
@@ -306,7 +310,7 @@ class MobileNetV5(Located):
         "timm.models.mobilenetv5.MobileNetV5Encoder",
     )
     kinds: ClassVar = {
-        "MultiQueryAttention2d": Kind(
+        "MultiQueryAttention2d": PartNames(
             point="output.proj", parts=_shared, weights=_on_the_grid, hidden=COARSER
         )
     }
@@ -351,7 +355,7 @@ class Levit(Located):
     model = "timm.models.levit.Levit"
     kinds: ClassVar = dict.fromkeys(
         ("Attention", "AttentionDownsample"),
-        Kind(point="proj.ln.linear", parts=_levit, weights=None),
+        PartNames(point="proj.ln.linear", parts=_levit, weights=None),
     )
 
     def head_weights(self, model: Any, site: HeadSite) -> HeadWeights:

@@ -39,7 +39,7 @@ def open_archive(path: str | Path) -> "Archive":
     """The folder or archive at ``path``; UserError when it is missing or neither."""
     path = Path(path).expanduser()
     if path.is_dir():
-        return Folder(path)
+        return FileFolder(path)
     if not path.exists():
         raise UserError(
             f"root: {path} does not exist. Give a folder or a .tar, .tar.gz, .tgz or .zip archive."
@@ -56,7 +56,7 @@ def open_archive(path: str | Path) -> "Archive":
     )
 
 
-class Folder:
+class FileFolder:
     """A folder of files, at any depth."""
 
     def __init__(self, path: Path) -> None:
@@ -344,4 +344,4 @@ class Zip(_File):
                     yield name, data
 
 
-Archive = Folder | Tar | Zip
+Archive = FileFolder | Tar | Zip

@@ -19,7 +19,7 @@ import torch
 from mhprobe.data.augment import GREY, Augment, normalise, resized
 from mhprobe.data.batch import Batch
 from mhprobe.data.cache import Cache, NoneReadError, cache_key, find_cache, open_cache
-from mhprobe.data.draws import evenly, fold, stratified
+from mhprobe.data.draws import evenly_spread, fold, stratified
 from mhprobe.data.loader import EvalOrder, Images, Loader, Opened, Picks, TrainLoader, TrainOrder
 from mhprobe.data.source import Scan, Source
 from mhprobe.errors import UserError, quoted, whole_number
@@ -47,7 +47,7 @@ class InputSpec:
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
 
-def drawn(data: "ImageData", split: str, count: int, seed: int) -> np.ndarray:
+def drawn_of_each_class(data: "ImageData", split: str, count: int, seed: int) -> np.ndarray:
     """Return places of so many images of a split, (N,), of every class alike; of all if it has no more."""
     labels = data.splits[split].labels
     return np.arange(len(labels)) if count >= len(labels) else stratified(labels, count, seed)
@@ -496,7 +496,9 @@ class ImageData(L.LightningDataModule):
                 "batches: images: expected positions in the split or a number of images, got a "
                 "mask."
             )
-        chosen = evenly(images, len(self.splits[split])) if isinstance(images, int) else images
+        chosen = (
+            evenly_spread(images, len(self.splits[split])) if isinstance(images, int) else images
+        )
         # starting workers for every walk would cost more than the gathers they hide
         for batch in self._eval_loader(
             split, 0, pin=torch.device(device).type == "cuda", chosen=chosen
@@ -513,7 +515,7 @@ class ImageData(L.LightningDataModule):
 
     def chosen(self, split: str, images: int | Sequence[int]) -> Sequence[int]:
         """Return positions in a split: so many, evenly from all of it, or those given."""
-        return evenly(images, self.sizes[split]) if isinstance(images, int) else images
+        return evenly_spread(images, self.sizes[split]) if isinstance(images, int) else images
 
     def _eval_loader(self, split: str, num_workers: int, pin: bool, chosen: Any = None) -> Loader:
         images = self.splits[split]

@@ -68,7 +68,7 @@ def stratified(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
     )
 
 
-def evenly(count: int, size: int) -> list[int]:
+def evenly_spread(count: int, size: int) -> list[int]:
     """Positions in the middles of ``count`` equal parts of a split: one that is sorted by class gives several."""
     count = min(count, size)
     return [size * (2 * part + 1) // (2 * count) for part in range(count)]

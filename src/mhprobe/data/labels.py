@@ -24,7 +24,7 @@ _COUNTED = (
 )
 
 
-def counted(labels: Tensor) -> bool:
+def are_class_numbers(labels: Tensor) -> bool:
     """Return True for whole numbers and bool of any width, which may be classes."""
     return labels.dtype in _COUNTED
 
@@ -67,7 +67,7 @@ def form_of(labels: Tensor) -> Form | None:
         return Form("a column", f".squeeze(1){rest.then if rest else ''}")
     if labels.dim() == 2 and labels.numel() and not labels.is_complex():
         return _of_rows(labels)
-    if labels.dim() > 2 and counted(labels):
+    if labels.dim() > 2 and are_class_numbers(labels):
         return Form("a class per pixel", "")
     return Form("none of a class, one-hot, multi-hot or soft", "")
 
@@ -76,7 +76,7 @@ def _of_numbers(labels: Tensor) -> Form | None:
     """The form of (B,) labels."""
     if labels.dtype == torch.int64:
         return None
-    if counted(labels):
+    if are_class_numbers(labels):
         return Form(f"classes as {str(labels.dtype).removeprefix('torch.')}", ".long()")
     whole = labels.is_floating_point() and bool((labels == labels.round()).all())
     if whole and bool((labels >= 0).all()):

@@ -17,7 +17,7 @@ from torch import Tensor
 from mhprobe.data.archive import Archive, LeftOut, open_archive
 from mhprobe.data.augment import GREY, normalise
 from mhprobe.data.decoding import channels_in, levels_given
-from mhprobe.data.draws import evenly, stratified
+from mhprobe.data.draws import evenly_spread, stratified
 from mhprobe.data.images import (
     ARRAYS,
     SUFFIXES,
@@ -229,7 +229,7 @@ class PhotoLoader:
         self.levels = levels_given(levels, "photos: levels")
         self.archive, every = listed(root, "photos")
         every = suited(every, len(mean))
-        self.files = [every[number] for number in evenly(limit or len(every), len(every))]
+        self.files = [every[number] for number in evenly_spread(limit or len(every), len(every))]
         self.size, self.mean, self.std, self.batch_size = size, tuple(mean), tuple(std), batch_size
         crop = f"the middle, scaled to {size[1]} x {size[0]} pixels"
         self.readings = {"size": Reading("size", crop, "the network's")}

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mhprobe.data.draws import evenly
+from mhprobe.data.draws import evenly_spread
 from mhprobe.differences.errors import Pairs
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout
@@ -46,7 +46,7 @@ class Itself:
             return
         beside = []
         for mine, theirs in both:
-            chosen = torch.tensor(evenly(TOKENS, mine.shape[1]), device=mine.device)
+            chosen = torch.tensor(evenly_spread(TOKENS, mine.shape[1]), device=mine.device)
             beside.append(torch.stack([one[:, chosen].float() for one in (mine, theirs)], 2).cpu())
         valid = torch.ones(len(images), dtype=torch.bool)
         self.measure.update(

@@ -26,7 +26,7 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite, wide
 from mhprobe.io.memory import give_back
 from mhprobe.recording.record import in_raster_order
-from mhprobe.stats.significance import Paired, benjamini_hochberg, paired
+from mhprobe.stats.significance import PairedTest, benjamini_hochberg, paired
 
 Null = Literal["rounding", "images"]
 FACTOR = 4.0  # two bits: other kernels add up in another order
@@ -403,7 +403,7 @@ class Outputs(NamedTuple):
     agreement: float | None
     before: float | None = None
     after: float | None = None
-    paired: Paired | None = None
+    paired: PairedTest | None = None
 
 
 def outputs(found: Measured, classes: bool) -> Outputs:

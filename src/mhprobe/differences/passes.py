@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mhprobe.backbones import attach, backbone_of, layout_of
 from mhprobe.backbones.base import Seam
-from mhprobe.data.draws import evenly
+from mhprobe.data.draws import evenly_spread
 from mhprobe.errors import UserError
 from mhprobe.heads import KINDS, HeadLayout, Stream, Weights
 from mhprobe.recording.checks import check_batch, check_model, refuse_checkpointing, sized
@@ -75,7 +75,7 @@ def chosen_queries(queries: int) -> Tensor:
     """(q,) at most ``QUERIES`` of the queries of a window: the first, a class token's, and others evenly."""
     if queries <= QUERIES:
         return torch.arange(queries)
-    return torch.tensor([0, *(1 + query for query in evenly(QUERIES - 1, queries - 1))])
+    return torch.tensor([0, *(1 + query for query in evenly_spread(QUERIES - 1, queries - 1))])
 
 
 def run(

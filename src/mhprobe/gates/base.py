@@ -61,7 +61,7 @@ class HeadGates(nn.Module):
     beside: Tensor | None = None  # (R, A), while R versions of the gates share a batch
     instead: Instead | None = None  # replacements for heads meanwhile
     filling: Filling | None = None  # replacement for the share of heads that gates leave out
-    form: tuple[Any, ...] | None = None  # of the model that they were made for, by ``form_of``
+    form: tuple[Any, ...] | None = None  # of the model that they were made for, by ``sizes_in``
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class HeadGates(nn.Module):
             self._model = weakref.ref(model)
         elif self._model is None or (model := self._model()) is None:
             return
-        if self.form is not None and self.form != form_of(model):
+        if self.form is not None and self.form != sizes_in(model):
             raise UserError(
                 f"{type(model).__name__}: its input size was changed after attach() (set_input_size), "
                 "and these gates know the places of the old one. Attach again: mhprobe.attach(model)."
@@ -426,7 +426,7 @@ class Follower(nn.Module):
         return repr(self.hook.gates)
 
 
-def form_of(model: nn.Module) -> tuple[Any, ...]:
+def sizes_in(model: nn.Module) -> tuple[Any, ...]:
     """Return the sizes of images, grids and windows in the model that has gates, or in the whole.
 
     timm's set_input_size changes them.
@@ -443,7 +443,7 @@ def put_on(model: nn.Module, gates: HeadGates, points: Sequence[nn.Module]) -> N
     for number, point in enumerate(points):
         point.register_forward_pre_hook(Gate(gates, number))
     model.add_module(Follower.NAME, Follower(gates))
-    gates.form = form_of(model)
+    gates.form = sizes_in(model)
 
 
 def remove_gates(model: nn.Module) -> None:

@@ -19,7 +19,7 @@ from mhprobe.errors import UserError, quoted
 DIGEST = "layout"  # the column that names the heads
 
 
-class Heads(Protocol):
+class ListedHeads(Protocol):
     """The heads that a table must list: a HeadLayout, or another table.
 
     digest: empty if nobody knows it.
@@ -79,7 +79,7 @@ def read_cells(path: str | Path, asker: str) -> tuple[list[str], list[list[str]]
 
 
 def read_heads(
-    path: str | Path, columns: Sequence[str], layout: Heads, asker: str
+    path: str | Path, columns: Sequence[str], layout: ListedHeads, asker: str
 ) -> list[dict[str, str]]:
     """The rows of all heads by flat index, in whatever order they are in the file."""
     return [
@@ -88,7 +88,7 @@ def read_heads(
     ]
 
 
-def read_column(path: str | Path, column: str, layout: Heads, asker: str) -> Tensor:
+def read_column(path: str | Path, column: str, layout: ListedHeads, asker: str) -> Tensor:
     """(A,) float64, the numbers of one column, by flat index; NaN where the table says nan."""
     column_A = torch.full((layout.num_heads,), torch.nan, dtype=torch.float64)
     for number, head, row in _heads(path, (column,), layout, asker):
@@ -102,7 +102,7 @@ def read_column(path: str | Path, column: str, layout: Heads, asker: str) -> Ten
     return column_A
 
 
-def read_kept(path: str | Path, layout: Heads, asker: str = "mask") -> Tensor:
+def read_kept(path: str | Path, layout: ListedHeads, asker: str = "mask") -> Tensor:
     """(A,) bool, the column ``kept``; UserError if the table keeps none."""
     kept_A = torch.zeros(layout.num_heads, dtype=torch.bool)
     for number, head, row in _heads(path, ("kept",), layout, asker):
@@ -118,7 +118,7 @@ def read_kept(path: str | Path, layout: Heads, asker: str = "mask") -> Tensor:
 
 
 def check_layout(
-    path: str | Path, rows: Sequence[dict[str, str]], layout: Heads, asker: str
+    path: str | Path, rows: Sequence[dict[str, str]], layout: ListedHeads, asker: str
 ) -> None:
     """UserError if a row names another layout than the model's; an empty cell names none."""
     for number, row in enumerate(rows, 1):
@@ -131,7 +131,7 @@ def check_layout(
 
 
 def _heads(
-    path: str | Path, columns: Sequence[str], layout: Heads, asker: str
+    path: str | Path, columns: Sequence[str], layout: ListedHeads, asker: str
 ) -> Iterator[tuple[int, int, dict[str, str]]]:
     """(row number, flat index, row) of every head, each once; a table of other heads is refused before the first."""
     rows = read_rows(path, ("head", *columns), asker)

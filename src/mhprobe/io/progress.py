@@ -59,7 +59,7 @@ def screen(title: str, mode: str = "auto", verbose: bool = False) -> Iterator[No
             _screen = before
 
 
-def stage(text: str) -> None:
+def announce_stage(text: str) -> None:
     """Announce the next piece of work, e.g. "masking curve 2 of 6: layer_max"."""
     _screen.stage, _screen.best = text, ""
     log.info("%s", text)
@@ -73,7 +73,7 @@ def announce(lines: Sequence[str]) -> None:
             _screen.bars.console.print(line, highlight=False, markup=False)
 
 
-def best(text: str) -> None:
+def show_best(text: str) -> None:
     """Show the best result so far in the live view."""
     _screen.best = f"best: {text}"
 

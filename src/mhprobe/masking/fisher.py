@@ -29,7 +29,7 @@ from torch import Tensor
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Order, Path, Units
 from mhprobe.masking.by_score import refuse_unscored
-from mhprobe.masking.knapsack import packed
+from mhprobe.masking.knapsack import knapsack_path
 from mhprobe.masking.parts.units import bundled, savings
 
 
@@ -71,7 +71,7 @@ class Fisher(Order):
         saving_A = savings(units.limits, layout).clamp(min=1e-12)
         price_G = [float(diagonal_A[members].sum() / saving_A[members].sum()) for members in sets]
         if mixed:
-            path = packed(diagonal_A, units, layout, steps, multiple=self.multiple)
+            path = knapsack_path(diagonal_A, units, layout, steps, multiple=self.multiple)
         else:
             order = units.chosen(
                 units.steps(steps), lambda order, left: min(left, key=price_G.__getitem__)

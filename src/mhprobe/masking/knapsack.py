@@ -68,11 +68,13 @@ class Knapsack(ByScore):
         score_A = self._of_heads(
             drawable, layout, evaluate, torch.zeros_like(drawable)
         ).nan_to_num()
-        path = packed(score_A, units, layout, steps, self.compete, self.normalize, self.multiple)
+        path = knapsack_path(
+            score_A, units, layout, steps, self.compete, self.normalize, self.multiple
+        )
         return [dataclasses.replace(path, scores=score_A)]
 
 
-def packed(
+def knapsack_path(
     score_A: Tensor,
     units: Units,
     layout: HeadLayout,

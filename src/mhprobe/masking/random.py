@@ -18,7 +18,7 @@ from mhprobe.errors import Natural, Positive, UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.io.written import counted
 from mhprobe.masking.base import Evaluate, Limits, Order, Path, Units
-from mhprobe.masking.knapsack import packed
+from mhprobe.masking.knapsack import knapsack_path
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,9 @@ class Random(Order):
 
     def _mixed(self, units: Units, layout: HeadLayout, seed: int) -> Path:
         score_A = torch.rand(layout.num_heads, generator=torch.Generator().manual_seed(seed))
-        return dataclasses.replace(packed(score_A, units, layout, compete="group"), seed=seed)
+        return dataclasses.replace(
+            knapsack_path(score_A, units, layout, compete="group"), seed=seed
+        )
 
     def _heads(self, units: Units, layout: HeadLayout, length: int, seed: int) -> Path:
         generator = torch.Generator().manual_seed(seed)

@@ -16,11 +16,11 @@ from torch import Tensor
 from mhprobe.errors import Natural
 from mhprobe.heads import KINDS, Ablation, FillName, HeadBatch, HeadLayout
 from mhprobe.measures.base import Meaning, counts, mean_of
-from mhprobe.measures.parts.losses import Paired, PerClass, labels_of
+from mhprobe.measures.parts.losses import PairedLosses, PerClass, labels_of
 from mhprobe.stats.significance import holm, mcnemar
 
 
-class AblationDelta(PerClass, Paired):
+class AblationDelta(PerClass, PairedLosses):
     """Rise of the loss and drop of accuracy when one head is masked, for every head, paired on the same images.
 
     fill: replacement of the head's output: zero (as in a removal), its mean, its mean_per_position,

@@ -225,7 +225,7 @@ class Measure(Metric):
                 "batch."
             )
         for name in self.metric_state:
-            if not all(piece.isfinite().all() for piece in ranks.pieces(getattr(self, name))):
+            if not all(piece.isfinite().all() for piece in ranks.views_of(getattr(self, name))):
                 raise UserError(
                     f"{self.name}: its sum {name} holds NaN or infinity, expected finite outputs "
                     "and slopes of heads. "

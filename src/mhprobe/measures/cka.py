@@ -24,7 +24,7 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures.parts.jackknife import fold_of
 from mhprobe.measures.parts.moments import Parts, Seen
-from mhprobe.measures.parts.pairs import PairMeasure, Pairs, side_by_side
+from mhprobe.measures.parts.pairs import PairMeasure, Pairs, outputs_side_by_side
 from mhprobe.stats.intervals import REAL, SHARE
 
 _CHUNK = 4096  # rows cast to float64 at a time
@@ -68,7 +68,7 @@ class CKA(PairMeasure):
         fold_V = fold_of(batch, self.null_folds) % self.jackknife
         for number, sites in enumerate(self.groups if self.debiased else ()):
             width = self.layout.sites[sites[0]].head_dim
-            x_VTC = side_by_side(batch, sites, self.skipped[number])[batch.valid]
+            x_VTC = outputs_side_by_side(batch, sites, self.skipped[number])[batch.valid]
             for fold in range(self.jackknife):
                 for x_NC in x_VTC[fold_V == fold].flatten(0, 1).split(_CHUNK):
                     x_NC = x_NC.double()

@@ -30,7 +30,7 @@ from mhprobe.heads import HeadBatch, HeadLayout, HeadSite, Shown, Weights
 from mhprobe.measures.base import Meaning
 from mhprobe.measures.parts.embedding import cluster, embed, layer_ratio
 from mhprobe.measures.parts.hashing import Pool, image_numbers, numbers_in
-from mhprobe.measures.parts.pairs import Pairs, flat_heads, groups, refuse_unlike
+from mhprobe.measures.parts.pairs import Pairs, flat_heads, groups_of_sites, refuse_unlike
 from mhprobe.measures.parts.places import (
     Attention,
     MeanOfAttention,
@@ -114,7 +114,7 @@ class JSDistance(MeanOfAttention):
         self.label = "JS divergence (nats, summed)" if clark else "JS divergence / ln 2"
         self.unit = "nats" if clark else ""
         self.axes = {"embedding": ["x", "y"]}
-        self.groups = groups(self.name, layout, pairs)
+        self.groups = groups_of_sites(self.name, layout, pairs)
         for group in self.groups:
             sites = [layout.sites[s] for s in group]
             facts = [f"grid {site.grid}, {site.prefix_tokens} tokens before it" for site in sites]

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from mhprobe.heads import Ablation, HeadBatch, HeadLayout
 from mhprobe.measures.base import counts, mean_of, sums
-from mhprobe.measures.parts.losses import Paired, outcomes_of
+from mhprobe.measures.parts.losses import PairedLosses, outcomes_of
 from mhprobe.stats.significance import mcnemar, wilson
 
 
-class OneHead(Paired):
+class OneHead(PairedLosses):
     """Sufficiency of a head: the model with this head as its layer's only one, the other layers whole.
 
     Columns, (A,) unless said otherwise: value: mean log-likelihood of the label with the head alone

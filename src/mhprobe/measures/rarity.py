@@ -86,7 +86,7 @@ class Rarity(MeanOfAttention):
         for sort, site in self._sorts().items():
             patches = patches_of(batch.need("images", self.name)[batch.valid], site, self.cells)
             sample = self.samples.setdefault(sort, Pool(self.patches))
-            sample.add(numbers_of(patches).flatten(), [patches.flatten(0, 1)])
+            sample.add(patch_numbers(patches).flatten(), [patches.flatten(0, 1)])
 
     def end_select(self) -> None:
         for sort in self._sorts():
@@ -184,7 +184,7 @@ def patches_of(images: Tensor, site: HeadSite, cells: int) -> Tensor:
     return torch.nn.functional.pixel_unshuffle(fields, cells).flatten(2).mT
 
 
-def numbers_of(patches: Tensor) -> Tensor:
+def patch_numbers(patches: Tensor) -> Tensor:
     """(B, T) int64 that look random and depend on the image and the token's place alone."""
     place_T = torch.arange(1, patches.shape[1] + 1, device=patches.device)
     return mixed(image_numbers(patches)[:, None] + place_T * 0x9E3779B97F4A7C1)

@@ -18,7 +18,13 @@ from torch.nn.functional import pad
 
 from mhprobe.heads import HeadLayout, HeadWeights
 from mhprobe.measures.base import OfWeights, sums
-from mhprobe.measures.parts.pairs import Pairs, flat_heads, groups, refuse_unlike, warn_duplicates
+from mhprobe.measures.parts.pairs import (
+    Pairs,
+    flat_heads,
+    groups_of_sites,
+    refuse_unlike,
+    warn_duplicates,
+)
 from mhprobe.stats.significance import Z95
 
 Of = Literal["query", "key", "value", "output", "qk", "ov"]
@@ -60,7 +66,7 @@ class WeightSimilarity(OfWeights):
         **kwargs: Any,
     ) -> None:
         super().__init__(layout, **kwargs)
-        self.groups = groups(self.name, layout, pairs)
+        self.groups = groups_of_sites(self.name, layout, pairs)
         self.pairs, self.of, self.by = pairs, of, by
         self.label = f"{by} of {of.upper() if len(of) == 2 else of} weights"
 

@@ -12,7 +12,7 @@ from mhprobe.report.figures.pruned import pareto
 from mhprobe.report.result import Result, Sample
 from mhprobe.report.runs.run import Run
 from mhprobe.report.tables import from_rows
-from mhprobe.stats.ranking import STAGES, Cell, Right, counted, ranking
+from mhprobe.stats.ranking import STAGES, Cell, Right, cells_that_count, ranking
 
 TABLE, RANKING = "prunebench", "prunebench_ranking"  # names of results
 
@@ -27,7 +27,9 @@ def ranked(
     dense = statistics.fmean(row["dense"] for row in rows)
     table = from_rows([{**row, "dense": dense} for row in ranking(right, lost)], "ranking")
     drawn = [
-        row for row in rows if Cell(row["method"], row["budget"], row["seed"]) in counted(right)
+        row
+        for row in rows
+        if Cell(row["method"], row["budget"], row["seed"]) in cells_that_count(right)
     ]
     return Result(table, pareto(drawn) if drawn else None, of=of, drawn="pareto").saying(
         "accuracy", "a better network"

@@ -21,12 +21,12 @@ from torch.nn.functional import interpolate
 from mhprobe.backbones import attach, gives_features, puts_out_features
 from mhprobe.data.augment import in_colours, middle, normalise
 from mhprobe.data.base import ImageData
-from mhprobe.data.draws import evenly
+from mhprobe.data.draws import evenly_spread
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite
 from mhprobe.io.files import write
 from mhprobe.pages.html.kept import ATTENTION, MOST, NETWORK, levels
-from mhprobe.pages.live import Piece, Stored, pieces, stored
+from mhprobe.pages.live import Piece, Stored, parts_of_model, stored
 from mhprobe.recording.looks import Query, looks_by_name, visible, who_looks
 from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.state import inspecting
@@ -63,7 +63,7 @@ def queries(site: HeadSite) -> dict[str, Query]:
 
 @torch.no_grad()
 def _keep(folder: Path, model: nn.Module, data: ImageData) -> Path:
-    chosen, names = evenly(IMAGES, data.sizes["test"]), data.class_names
+    chosen, names = evenly_spread(IMAGES, data.sizes["test"]), data.class_names
     batch = data.some("test", IMAGES, next(model.parameters()).device)
     layout, hidden = visible(model)  # some heads may have no weights to look at
     asking = [
@@ -99,7 +99,7 @@ def _keep(folder: Path, model: nn.Module, data: ImageData) -> Path:
 def keep_live(folder: Path, model: nn.Module, data: ImageData) -> str:
     """Write ``folder/live.safetensors`` for a run's test images. Return the error; "" for none."""
     try:
-        chosen = evenly(IMAGES_LIVE, data.sizes["test"])
+        chosen = evenly_spread(IMAGES_LIVE, data.sizes["test"])
         batch = data.stored("test", chosen)
         names = [f"image {number}" for number in chosen]
         keep(
@@ -149,7 +149,7 @@ def keep(
         str(number) for number in range(0 if puts_out_features(model) else logits.shape[-1])
     ]
     _refuse_unfit(logits, labels, len(classes))
-    exports, sites = pieces(model, seen[:2]), attach(model).layout.of("head").sites
+    exports, sites = parts_of_model(model, seen[:2]), attach(model).layout.of("head").sites
     kind, small = _small(exports, beside)
     about = {
         "stored": kind,

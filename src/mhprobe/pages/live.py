@@ -43,7 +43,7 @@ class Piece(NamedTuple):
     sites: list[int]
 
 
-def pieces(model: nn.Module, images: Tensor) -> list[Piece]:
+def parts_of_model(model: nn.Module, images: Tensor) -> list[Piece]:
     """Take a model apart into ONNX; chained, the pieces give its logits.
 
     images: (B >= 2, 3, height, width), normalised. Gates that the model has are in the pieces: an

@@ -99,7 +99,7 @@ def several(runs: Sequence[Run], over: Sequence[str] = ("seed",)) -> dict[str, R
     networks = [str(run.config.get("name")) for run in runs]
     if len(set(networks)) < len(networks):
         networks = [one.name for one in ones]
-    tested = pairs_of(runs, [one.name for one in ones])
+    tested = rows_of_pairs(runs, [one.name for one in ones])
     of_runs = Result(
         from_rows(accuracies), figure.runs(accuracies, groups) if accuracies else None, drawn="runs"
     )
@@ -140,7 +140,7 @@ def several(runs: Sequence[Run], over: Sequence[str] = ("seed",)) -> dict[str, R
     }
 
 
-def lines(results: Mapping[str, Result]) -> list[str]:
+def groups_in_words(results: Mapping[str, Result]) -> list[str]:
     """Return a line per group with its accuracy; for at most four runs also a line per pair with its difference."""
     tables = {name: result.table.dicts() for name, result in results.items() if result.table}
     groups, tests = tables.get("groups", []), tables.get("paired", [])
@@ -168,7 +168,7 @@ def answers(runs: Sequence[Run], called: Sequence[str]) -> list[str]:
     text = []
     for run, name in zip(runs, called, strict=True):
         if not run.of_step and any(run.rows(kind) for kind in ASKED):
-            text.append(f"{name}: {words.result(run, atlas.heads(run), [])[0]}")
+            text.append(f"{name}: {words.result_in_words(run, atlas.heads(run), [])[0]}")
     return text[:MANY]
 
 
@@ -234,7 +234,7 @@ def _no_formula(cell: Any) -> Any:
     return cell
 
 
-def about(runs: Sequence[Run]) -> tuple[str, Sample]:
+def data_of_runs(runs: Sequence[Run]) -> tuple[str, Sample]:
     """Return data set and number of test images of the runs, for the small print of figures; empty if unknown."""
     data = dict.fromkeys(str(run.model["data"]) for run in runs if run.model.get("data"))
     counts = sorted({accuracy[3] for run in runs if (accuracy := words.asked(run)) is not None})
@@ -310,7 +310,9 @@ def _groups(ones: Sequence[One]) -> list[dict[str, Any]]:
 def _steps(ones: Sequence[One]) -> list[dict[str, Any]]:
     """Return a row per run of one masking step and curve, by group, curve and step; [] without such runs."""
     rows = [
-        {"group": one.group, "run": one.name, **row} for one in ones for row in words.steps(one.run)
+        {"group": one.group, "run": one.name, **row}
+        for one in ones
+        for row in words.rows_of_step(one.run)
     ]
     groups = list(dict.fromkeys(row["group"] for row in rows))
     curves = list(dict.fromkeys(row["curve"] for row in rows))
@@ -453,7 +455,9 @@ def _spread(shares: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def pairs(outcomes: Sequence[Outcomes | None], names: Sequence[str]) -> list[dict[str, Any]]:
+def pairs_of_runs(
+    outcomes: Sequence[Outcomes | None], names: Sequence[str]
+) -> list[dict[str, Any]]:
     """Return a row for every two runs, with a paired test if they were tested on the same images.
 
     outcomes: of each run, its correct test images, or None.
@@ -479,14 +483,14 @@ def pairs(outcomes: Sequence[Outcomes | None], names: Sequence[str]) -> list[dic
     return rows
 
 
-def pairs_of(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a row of ``pairs`` for every two runs; of runs of one masking step a row per curve.
+def rows_of_pairs(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return a row of ``pairs_of_runs`` for every two runs; of runs of one masking step a row per curve.
 
     Those compare the masked networks, of a curve that both runs have; "curve" names it. A run
     without masks is the whole network in them.
     """
     if not any(run.of_step for run in runs):
-        return pairs([run.outcomes() for run in runs], names)
+        return pairs_of_runs([run.outcomes() for run in runs], names)
     masked = [run.masked_outcomes() for run in runs]
     rows: list[dict[str, Any]] = []
     for curve in dict.fromkeys(name for of in masked for name in of):
@@ -494,7 +498,7 @@ def pairs_of(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, Any]]:
             of.get(curve) if run.of_step else run.outcomes()
             for run, of in zip(runs, masked, strict=True)
         ]
-        tested = [row for row in pairs(right, names) if not row["untested"]]
+        tested = [row for row in pairs_of_runs(right, names) if not row["untested"]]
         rows += [{"curve": curve, **row} for row in tested]
     adjusted = holm(torch.tensor([row["p"] for row in rows], dtype=torch.float64)).tolist()
     return [{**row, "p_holm": p} for row, p in zip(rows, adjusted, strict=True)]
@@ -515,7 +519,7 @@ def of_steps(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def sentence(row: Mapping[str, Any]) -> str:
-    """Return a row of ``pairs`` as a sentence."""
+    """Return a row of ``pairs_of_runs`` as a sentence."""
     if row["untested"]:
         return (
             f"{row['run_b']} against {row['run_a']}: {row['untested']}, so there is no paired test."

@@ -15,7 +15,7 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import SHARES, Limits, Path, Units
 from mhprobe.masking.by_score import refuse_unscored
-from mhprobe.masking.knapsack import packed, refuse_multiple
+from mhprobe.masking.knapsack import knapsack_path, refuse_multiple
 from mhprobe.masking.parts.units import check_reached, constrain, make_units, targets_of
 from mhprobe.surgery.costs import costs
 
@@ -23,7 +23,7 @@ WHERE = "prune"  # the options, for messages
 
 
 @dataclass(frozen=True)
-class Heads:
+class HeadBudget:
     """Budget of a number of heads of the loaded network, which go.
 
     typed: the option that says so, remove, or target.heads: how many stay.
@@ -91,7 +91,7 @@ class Share:
     def after(
         self, part: float, layout: HeadLayout, loaded: HeadLayout, left: float
     ) -> dict[str, float]:
-        """Return the target after a part of the rounds, as ``Heads`` does.
+        """Return the target after a part of the rounds, as ``HeadBudget`` does.
 
         A round before may have gone farther than it had to: a unit goes whole or not at all.
         """
@@ -120,7 +120,7 @@ class Promised:
         return {"flops": 0.0} if "neuron" in layout.kinds else {}
 
 
-Budget = Heads | Share | Promised
+Budget = HeadBudget | Share | Promised
 
 
 def budget_of(remove: int | None, target: Mapping[str, float] | None, layout: HeadLayout) -> Budget:
@@ -132,10 +132,10 @@ def budget_of(remove: int | None, target: Mapping[str, float] | None, layout: He
         heads = target["heads"]
         if heads != int(heads):
             raise UserError(f"target.heads: expected a whole number of heads, got {heads}.")
-        return Heads(layout.num_heads - int(heads), "target.heads")
+        return HeadBudget(layout.num_heads - int(heads), "target.heads")
     if target is not None:
         return Share(target)
-    return Promised() if remove is None else Heads(remove)
+    return Promised() if remove is None else HeadBudget(remove)
 
 
 def passed(steps: Sequence[int], wanted: int, count: int) -> UserError:
@@ -179,14 +179,14 @@ def within(
 def mask_by(score_A: Tensor, units: Units, **options: Any) -> Tensor:
     """(A,) bool, the units that go to the target of ``units``, lowest score first.
 
-    options: of ``packed``.
+    options: of ``knapsack_path``.
 
     UserError for a score that is not finite.
     """
     assert units.limits is not None
     layout = units.limits.layout
     refuse_unscored(score_A, units.masks.any(0), layout, WHERE)
-    mask = packed(score_A.double(), units, layout, **options).masks()[-1]
+    mask = knapsack_path(score_A.double(), units, layout, **options).masks()[-1]
     check_reached(units, mask, WHERE)
     return mask
 

@@ -37,7 +37,7 @@ class ByChance(NamedTuple):
     images: int
 
 
-def drawn(gone_A: Tensor, layout: HeadLayout, draws: int, seed: int = 0) -> Tensor:
+def random_masks(gone_A: Tensor, layout: HeadLayout, draws: int, seed: int = 0) -> Tensor:
     """(R, A) bool: so many random masks, each with as many units of every kind as ``gone_A`` has."""
     masks = torch.zeros(draws, len(gone_A), dtype=torch.bool)
     generator = torch.Generator().manual_seed(seed)
@@ -69,7 +69,7 @@ def by_chance(
         return None
     images = judge.selection
     where = images.some("test", AT_MOST)
-    masks = torch.cat([gone_A[None], drawn(gone_A, layout_of(model), draws, images.seed)])
+    masks = torch.cat([gone_A[None], random_masks(gone_A, layout_of(model), draws, images.seed)])
     evaluate = Evaluator(
         moved(model, images.device).eval(),
         images.test,

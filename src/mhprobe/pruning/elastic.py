@@ -32,7 +32,7 @@ TYPES |= {"units": list[str], "step": str, "scores": list[float]}
 OF_PROMISE = {"unit": str, "kept": list[float], "points": float, "confidence": float, "images": int}
 
 
-def described(source: OnPath, scores_A: Tensor, layout: HeadLayout) -> dict[str, Any]:
+def elastic_part(source: OnPath, scores_A: Tensor, layout: HeadLayout) -> dict[str, Any]:
     """Return the part of the file's JSON that budgets are made of.
 
     scores: (A,) as the path went by them.

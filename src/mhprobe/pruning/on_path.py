@@ -22,7 +22,7 @@ from mhprobe.masking.knapsack import refuse_multiple
 from mhprobe.masking.parts.units import check_reached, constrain, refuse_neurons, targets_of
 from mhprobe.pruning.budget import (
     WHERE,
-    Heads,
+    HeadBudget,
     Promised,
     Share,
     budget_of,
@@ -86,7 +86,7 @@ class OnPath:
         if isinstance(budget, Share):
             budget.check(layout)  # before anything is measured
             self._check_reachable(model, budget)
-        elif isinstance(budget, Heads) and self.guarantee is None:
+        elif isinstance(budget, HeadBudget) and self.guarantee is None:
             budget.check(layout.num_heads, rounds)
 
     def _check_reachable(self, model: nn.Module, budget: Share) -> None:
@@ -121,13 +121,13 @@ class OnPath:
             self._units(layout, loaded, budget.shares, costs_left)
         units = self._units(layout, loaded, goal, costs_left)
         steps = None
-        if isinstance(budget, Heads) and self.units == "head":
+        if isinstance(budget, HeadBudget) and self.units == "head":
             steps = layout.num_heads - int(goal["heads"])
         path = self.order.paths(units, layout, evaluate, steps)[0]
         mask = path.masks()[-1]
         assert units.limits is not None
         check_reached(units, mask, WHERE)
-        if isinstance(budget, Heads):
+        if isinstance(budget, HeadBudget):
             budget.check_met(path, goal["heads"], layout, (part, layout) == (1, loaded))
         left *= units.limits.targets[0].left(mask) if costs_left else 1.0
         return Choice(mask, self.rescale, scores=path.scores), left

@@ -6,7 +6,7 @@ Shapes: A heads (units) of all sites of the present network.
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from mhprobe.data.base import SPLITS, ImageData, drawn
+from mhprobe.data.base import SPLITS, ImageData, drawn_of_each_class
 from mhprobe.errors import UserError
 from mhprobe.heads import KINDS, HeadLayout
 from mhprobe.io.written import counted
@@ -71,7 +71,9 @@ def _are_apart(name: str, data: ImageData) -> bool:
     if len(some) != 2 or not all(number.isdecimal() and len(number) < 20 for number in some):
         return False
     count, seed = map(int, some)
-    return data.only(split, drawn(data, split, count, seed)).images_of(split) == digest
+    return (
+        data.only(split, drawn_of_each_class(data, split, count, seed)).images_of(split) == digest
+    )
 
 
 def check_images(guarantee: Guarantee, images: int) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import attach, channels_of, gives_features, input_spec, layout_of
-from mhprobe.data.base import SPLITS, ImageData, drawn
+from mhprobe.data.base import SPLITS, ImageData, drawn_of_each_class
 from mhprobe.data.batch import Batch, Walk
 from mhprobe.errors import UserError, quoted
 from mhprobe.gates import gates_of, remove_gates
@@ -189,7 +189,7 @@ class Selection:
 
     def some(self, split: str, count: int) -> Tensor:
         """Positions of so many images of a split, evenly from all classes; of all if it has no more."""
-        return torch.from_numpy(drawn(self.data, split, count, self.seed))
+        return torch.from_numpy(drawn_of_each_class(self.data, split, count, self.seed))
 
 
 class Judge:
@@ -306,7 +306,7 @@ class Chooses(Protocol):
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownChooser:
     """Units that a method chooses which is shown the network.
 
     target: what may be left, see ``within``.
@@ -345,7 +345,7 @@ class Shown:
         return Choice(mask)
 
 
-Source = Given | OnPath | Shown
+Source = Given | OnPath | ShownChooser
 
 
 @dataclass(frozen=True)
@@ -420,7 +420,7 @@ def prune(
             first = judge.selection.first
             with judge.choosing():
                 choice, left = source.choose(now, evaluate, first, layout, left, number / rounds)
-        elif isinstance(source, Shown):
+        elif isinstance(source, ShownChooser):
             with judge.choosing():
                 choice = source.choose(now, judge)
         assert choice is not None
@@ -464,7 +464,7 @@ def _looked_at(
     else:
         chosen_by = (
             (*before, selection.name)
-            if isinstance(source, Shown) or source.order.searches
+            if isinstance(source, ShownChooser) or source.order.searches
             else tuple(before)
         )
     if source.guarantee is None:

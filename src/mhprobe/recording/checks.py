@@ -265,7 +265,7 @@ def check_finite(
         where, first = "the output of the model, behind its heads,", ""
     raise UserError(
         f"record: {where} is NaN or infinite for image {name}{first}. Check the weights, the "
-        f"precision{half(logits)} and the normalisation of the images."
+        f"precision{about_float16(logits)} and the normalisation of the images."
     )
 
 
@@ -284,7 +284,7 @@ def check_rows(
         why = counted.broken()
         if not why and isinstance(counted, Shown):
             whole = counted.weights.isfinite().all()
-            why = "" if whole else _NO_NUMBER.format(half=half(counted.weights))
+            why = "" if whole else _NO_NUMBER.format(half=about_float16(counted.weights))
         if why:
             raise UserError(
                 f"record: the attention of {site.name}'s heads is NaN or infinite. {why}"
@@ -296,7 +296,7 @@ def first_of(found_H: Tensor) -> int:
     return int(found_H.nonzero()[0])
 
 
-def half(values: Tensor) -> str:
+def about_float16(values: Tensor) -> str:
     """Return what to know of float16, in brackets; "" for values of another type."""
     if values.dtype != torch.float16:
         return ""

@@ -87,7 +87,7 @@ def resample(model: nn.Module, batches: Walk) -> Fill:
         )
     device = next(model.parameters()).device
     outputs = _outputs(model, gates_of(model).layout, images.to(device))
-    return Donors(tuple(outputs), numbers.to(device), image=tuple(images.shape[1:]))
+    return OutputsOfDonors(tuple(outputs), numbers.to(device), image=tuple(images.shape[1:]))
 
 
 def optimal(model: nn.Module, batches: Walk) -> Fill:
@@ -137,7 +137,7 @@ FOUND: dict[str, Callable[[nn.Module, Walk], Fill]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Donors(Fill):
+class OutputsOfDonors(Fill):
     """Outputs on S donors. numbers: (S,) int64 of their images."""
 
     numbers: Tensor

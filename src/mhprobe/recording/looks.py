@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mhprobe.backbones import attach, backbone_of, family_of
 from mhprobe.errors import UserError, quoted
 from mhprobe.heads import HeadLayout, HeadSite
-from mhprobe.recording.checks import half
+from mhprobe.recording.checks import about_float16
 from mhprobe.recording.rows import Weights, mean_rows, stream
 
 Query = str | Sequence[int] | Sequence[Sequence[int]]
@@ -143,7 +143,7 @@ def _refuse_broken(site: HeadSite, weight_bWHK: Tensor, weights: Weights) -> Non
     if bad_bH.any():
         image, head = bad_bH.nonzero()[0].tolist()
         why = weights.broken() or (
-            f"Check the weights, the precision{half(weights.parts()[0])} and the normalisation of "
+            f"Check the weights, the precision{about_float16(weights.parts()[0])} and the normalisation of "
             "the images, and that no mask leaves a query without keys."
         )
         raise UserError(

@@ -141,7 +141,7 @@ def finished(
     return columns, refused
 
 
-def measured(
+def measure_or_raise(
     model: nn.Module, measures: Mapping[str, Measure], batches: Walk, **options: Any
 ) -> dict[str, Columns]:
     """Return the columns of each measure, as ``measure`` does; raise the UserError of the first that refuses."""
@@ -160,7 +160,7 @@ def recorded(
     """
     layout = gates_of(model).layout
     for batch in batches:
-        for piece in map(batch.part, pieces(len(batch.valid), layout, needs)):
+        for piece in map(batch.part, slices_of_batch(len(batch.valid), layout, needs)):
             yield piece, _look(model, piece.unlabelled, needs=needs)
 
 
@@ -194,7 +194,9 @@ def score_heads(
     head.
     """
     at_gates = Passes(at_gates=True)
-    found = measured(model, {scores_by.name: scores_by}, batches, passes=at_gates, **options)
+    found = measure_or_raise(
+        model, {scores_by.name: scores_by}, batches, passes=at_gates, **options
+    )
     columns = found[scores_by.name]
     shape = (scores_by.layout.num_heads,)
     if column not in columns or columns[column].shape != shape:
@@ -258,7 +260,9 @@ class _Pass:
         # whole: a piece has as many labels as images
         check_batch(self.model, self.batch.images, self.batch.labels, gates.layout)
         valid = self.batch.valid
-        parts = [part for part in pieces(len(valid), gates.layout, needs) if valid[part].any()]
+        parts = [
+            part for part in slices_of_batch(len(valid), gates.layout, needs) if valid[part].any()
+        ]
         for part in parts:
             run = (
                 _shown
@@ -388,7 +392,7 @@ def bytes_of(model: nn.Module, measures: Iterable[Measure], images: int) -> int:
     """Bytes that the largest record of a batch of so many images holds, and what the measures keep, at least."""
     measures, layout = list(measures), gates_of(model).layout
     needs = read_as(model, measures, needs_of(measures))
-    largest = max(part.stop - part.start for part in pieces(images, layout, needs))
+    largest = max(part.stop - part.start for part in slices_of_batch(images, layout, needs))
     kept = sum(item.bytes_kept for item in measures)
     return int(4 * numbers_of(layout, needs) * largest) + kept
 
@@ -398,7 +402,9 @@ def said(held: float) -> str:
     return f", {held / 2**30:.1f} GiB beside the network" if held >= WORTH_SAYING else ""
 
 
-def pieces(count: int, layout: HeadLayout, needs: Collection[Need] = ("attn",)) -> list[slice]:
+def slices_of_batch(
+    count: int, layout: HeadLayout, needs: Collection[Need] = ("attn",)
+) -> list[slice]:
     """Slices of images, about equally long: the record of each takes at most ``MOST`` bytes, or is of one image.
 
     And all blocks' attention of a slice is no larger than one block's of all images, or than that

@@ -89,7 +89,7 @@ def of_measure(
         kinds = {"": measure.kind, **{f"_{kind}": kind for kind in measure.also}}
     for part, kind in kinds.items():
         options = figures.options.get(kind, {})
-        figure = twins.draw(kind, heads, of_heads, label, measure.axes, of_twin, **options)
+        figure = twins.draw_measure(kind, heads, of_heads, label, measure.axes, of_twin, **options)
         key = f"{name}{part}{end}"
         # a column may be called as its figure is
         table = results.get(key) or _described(
@@ -276,7 +276,7 @@ def of_masked_heads(heads: Sequence[MaskedHead], question: RedundantOrInert) -> 
     return results
 
 
-def answer(
+def verdicts_on_curves(
     totals: Sequence[Totals],
     heads: Sequence[MaskedHead],
     curves: Sequence[Curve] = (),

@@ -135,7 +135,9 @@ class Report:
             about = ", ".join(part for part in (self.network, self.data, str(result.of)) if part)
             files = self.folder / "figures" / name
             paths += (
-                drawn := style.save(result.figure, files, about, self.style == "paper", self.origin)
+                drawn := style.save_figure(
+                    result.figure, files, about, self.style == "paper", self.origin
+                )
             )
             png = drawn[0]
         if result.outcomes:

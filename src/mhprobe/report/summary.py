@@ -18,7 +18,7 @@ def show(folder: Path, console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
     run = read_run(folder)
-    for line in words.result(run, atlas.heads(run), atlas.measures(run)):
+    for line in words.result_in_words(run, atlas.heads(run), atlas.measures(run)):
         console.print(line, markup=False, soft_wrap=True)
     if (table := _curves(run)) is not None:
         named = words.half(run, len(atlas.heads(run)))

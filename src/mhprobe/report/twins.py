@@ -20,7 +20,7 @@ _STRIP = 0.28  # inches of a line above each of the two
 _ROOM = 0.1  # least share of the common frame for the measure's own
 
 
-def draw(
+def draw_measure(
     kind: str,
     layout: HeadLayout,
     columns: Mapping[str, Tensor],
@@ -79,7 +79,7 @@ def _one_scale(figure: SubFigure, control: SubFigure) -> None:
             for norm in norms:
                 norm.vmin, norm.vmax = low, high
         for axes in (a, b):
-            style.readable(axes)
+            style.colour_text(axes)
         if not a.images:
             _one_frame(a, b)
     for bar, (locator, formatter) in zip(bars, marks, strict=True):  # new limits have reset them

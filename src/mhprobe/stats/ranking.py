@@ -31,7 +31,7 @@ Right = Mapping[Cell, Mapping[str, Tensor]]
 """Which test images are right, (N,) by stage; {} for a cell that failed."""
 
 
-def counted(right: Right) -> set[Cell]:
+def cells_that_count(right: Right) -> set[Cell]:
     """Cells with a result whose seed has one of every method that has any at their budget."""
     done = [cell for cell, stages in right.items() if stages]
     seeds = dict[float, dict[str, set[int]]]()
@@ -52,7 +52,7 @@ def ranking(right: Right, lost: Iterable[Cell] = ()) -> list[dict[str, Any]]:
     other it is all that the row says. p is for new images and new seeds (``crossed``), p_holm over
     all pairs of methods, since the same images say which is best. real: p_holm < .05.
     """
-    counts = counted(right)
+    counts = cells_that_count(right)
     budgets = sorted({cell.budget for cell in counts}, reverse=True)
     table = [row for budget in budgets for row in _of_budget(budget, counts, right)]
     notes = dict[tuple[str, float], str]()

@@ -169,7 +169,7 @@ def paired_difference(
     return low.clamp(min=-1), high.clamp(max=1)
 
 
-class Paired(NamedTuple):
+class PairedTest(NamedTuple):
     """Two networks on the same images."""
 
     difference: float  # share right after - share right before
@@ -180,7 +180,7 @@ class Paired(NamedTuple):
     p: float  # exact McNemar
 
 
-def paired(before_N: Tensor, after_N: Tensor) -> Paired:
+def paired(before_N: Tensor, after_N: Tensor) -> PairedTest:
     """Compare accuracy ``before`` and ``after`` on the same N images, each (N,) bool, True where an image is right."""
     both, lost, won = (
         n.sum()[None] for n in (before_N & after_N, before_N & ~after_N, ~before_N & after_N)
@@ -189,7 +189,7 @@ def paired(before_N: Tensor, after_N: Tensor) -> Paired:
         both, lost, won, torch.tensor([len(before_N)], device=both.device)
     )  # of the loss
     gained = int(won) - int(lost)
-    return Paired(
+    return PairedTest(
         gained / len(before_N),
         -float(high),
         -float(low),

@@ -10,15 +10,15 @@ if TYPE_CHECKING:
 
 def run(cfg: "Config", folder: Path) -> None:
     from mhprobe.framework.questions.plan import Question
-    from mhprobe.framework.run.construct import explained, keyed
+    from mhprobe.framework.run.construct import keyed, naming_keys
     from mhprobe.framework.run.questions import answer
-    from mhprobe.lab.papers.causal_gates import causal_roles, check
+    from mhprobe.lab.papers.causal_gates import causal_roles, refuse_options
 
     assert cfg.causal is not None
     options = cfg.causal.model_dump()
     with keyed(options, "causal"):
-        check(**options)  # before anything is loaded
-    roles = Question("causal", explained(functools.partial(causal_roles, **options), "causal"))
+        refuse_options(**options)  # before anything is loaded
+    roles = Question("causal", naming_keys(functools.partial(causal_roles, **options), "causal"))
     answer(cfg, folder, lambda *_: [roles]).complain()
 
 

@@ -17,7 +17,7 @@ from mhprobe.io.options import Parser
 
 @one_line()
 def main() -> None:
-    from mhprobe.lab.papers.sweep import write
+    from mhprobe.lab.papers.sweep import write_sweep
     from mhprobe.report.runs.facts import origin_of_script
 
     about = (__doc__ or "").partition(":")[2]
@@ -39,7 +39,10 @@ def main() -> None:
     )
     options = parser.parse_args()
     origin = origin_of_script("studies.sweep")
-    print(*write(options.folder, options.probe, options.style, options.weights, origin), sep="\n")
+    print(
+        *write_sweep(options.folder, options.probe, options.style, options.weights, origin),
+        sep="\n",
+    )
 
 
 if __name__ == "__main__":

@@ -269,7 +269,7 @@ def _table(
     }
     if file is not None and file.exists():
         return _table_of_file(file, wanted, layout)
-    masks = [evenly(layout, share, multiple) for share in TABLE_SHARES]
+    masks = [same_share_everywhere(layout, share, multiple) for share in TABLE_SHARES]
     whole, seconds = layer_times(model, layout, masks, images, repeats)
     widths = [[int((~part).sum()) for part in layout.split(mask)] for mask in masks]
     of_sites = list(zip(*widths, strict=True))
@@ -311,7 +311,7 @@ def _table_of_file(file: Path, wanted: Mapping[str, Any], layout: HeadLayout) ->
     return table
 
 
-def evenly(layout: HeadLayout, share: float, multiple: int | None = None) -> Tensor:
+def same_share_everywhere(layout: HeadLayout, share: float, multiple: int | None = None) -> Tensor:
     """(A,) bool mask of the last heads of every site, a ``share`` of them, rounded; one head of a site always stays.
 
     multiple: layers that lose neurons keep a multiple of so many; for 1 an odd number, for None any

@@ -17,7 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import attach, channels_of, input_spec, layout_of
-from mhprobe.surgery.costs import count_flops, count_parameters, device_name, evenly, interleaved
+from mhprobe.surgery.costs import (
+    count_flops,
+    count_parameters,
+    device_name,
+    interleaved,
+    same_share_everywhere,
+)
 from mhprobe.surgery.memory import peak_memory
 from mhprobe.surgery.removal import prune_heads
 
@@ -48,7 +54,7 @@ def speed_table(
     """
     layout = layout_of(dense)
     masks = (
-        {f"{100 * share:.0f} % removed": evenly(layout, share) for share in SHARES}
+        {f"{100 * share:.0f} % removed": same_share_everywhere(layout, share) for share in SHARES}
         if masks is None
         else masks
     )

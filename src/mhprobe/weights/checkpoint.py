@@ -39,7 +39,13 @@ from mhprobe.gates import find_gates
 from mhprobe.heads import KINDS
 from mhprobe.io.files import replacing, unreadable, write_all
 from mhprobe.io.ordinary import read_json
-from mhprobe.weights.description import SWITCHES, check_setting, checked, digest, for_timm
+from mhprobe.weights.description import (
+    SWITCHES,
+    check_setting,
+    checked,
+    digest_of_description,
+    for_timm,
+)
 from mhprobe.weights.foreign import in_float32
 from mhprobe.weights.reading import other_kind
 
@@ -85,7 +91,9 @@ def weights_files(
 
 def as_json(description: dict[str, Any]) -> bytes:
     """Return the JSON file of a description, with its digest."""
-    return (json.dumps({**description, "digest": digest(description)}, indent=2) + "\n").encode()
+    return (
+        json.dumps({**description, "digest": digest_of_description(description)}, indent=2) + "\n"
+    ).encode()
 
 
 def load_weights(path: str | Path, **changes: float) -> tuple[nn.Module, dict[str, Any]]:
@@ -292,7 +300,7 @@ def read_description(path: Path) -> dict[str, Any]:
         raise UserError(
             f"weights: {path} is missing or damaged; the model needs it.{other}"
         ) from error
-    if checked(description, path).get("digest") != digest(description):
+    if checked(description, path).get("digest") != digest_of_description(description):
         raise UserError(
             f"weights: {path} was changed since it was written (its digest differs): damaged or "
             "edited."

@@ -168,7 +168,7 @@ def portable(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def digest(description: Mapping[str, Any]) -> str:
+def digest_of_description(description: Mapping[str, Any]) -> str:
     """Digest of everything in the JSON but the digest itself; spaces and the order of keys do not count."""
     content = {key: value for key, value in description.items() if key != "digest"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

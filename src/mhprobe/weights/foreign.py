@@ -17,7 +17,7 @@ from mhprobe.backbones.parts.timm_models import note
 from mhprobe.errors import UserError, quoted
 from mhprobe.io.readings import Reading
 from mhprobe.weights.classifiers import with_classifier
-from mhprobe.weights.networks import Network, State, find_network, grouped, option, some
+from mhprobe.weights.networks import NetworkInFile, State, find_network, grouped, option, some
 from mhprobe.weights.others import other_library
 from mhprobe.weights.reading import read_content
 from mhprobe.weights.translated import translated
@@ -98,7 +98,7 @@ class _Beside:
         }
         self.missing = [key for key in tensors if key not in state]
 
-    def refuse_another_architecture(self, network: Network, model: nn.Module) -> None:
+    def refuse_another_architecture(self, network: NetworkInFile, model: nn.Module) -> None:
         """UserError where less than half of the model is in the file."""
         fits = len(self.tensors) - len(self.wrong) - len(self.missing)
         if fits >= len(self.tensors) / 2:
@@ -190,7 +190,7 @@ def _note_positions(model: nn.Module, state: State, path: Path) -> None:
 
 def _fitting(
     content: Any, model: nn.Module, path: Path, where: str, prefix: str | None, leave_out: LeaveOut
-) -> tuple[Network, State, list[str], list[str]]:
+) -> tuple[NetworkInFile, State, list[str], list[str]]:
     """The network of the file that is like the model; its tensors under the model's names; what became of them."""
     shapes = {key: tuple(value.shape) for key, value in model.state_dict().items()}
     network = find_network(content, shapes, path, where, prefix)

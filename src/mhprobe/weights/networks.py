@@ -37,7 +37,7 @@ _SHOWN = 4  # keys in an error
 _GROUPS = 40  # groups of tensors in a line
 
 
-class Network(NamedTuple):
+class NetworkInFile(NamedTuple):
     """One network of a file: ``prefix``, its tensors by the names behind it, and what lies beside it."""
 
     prefix: str
@@ -48,7 +48,7 @@ class Network(NamedTuple):
 
 def find_network(
     content: Any, shapes: Mapping[str, Sequence[int]], path: Path, where: str, prefix: str | None
-) -> Network:
+) -> NetworkInFile:
     """Choose the network in ``content`` that is most like a model.
 
     shapes: of the model's tensors, by name. prefix: the one that the user named; None to choose.
@@ -77,7 +77,7 @@ def find_network(
     notes = note if prefix is None else []
     if lost:
         notes = [*notes, f"its names lose {', '.join(lost)}"]
-    return Network(_full(holder, inner), state, beside, notes)
+    return NetworkInFile(_full(holder, inner), state, beside, notes)
 
 
 def grouped(tensors: Mapping[str, Any]) -> str:

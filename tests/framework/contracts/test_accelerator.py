@@ -42,7 +42,7 @@ def kept(tmp_path_factory) -> Path:
 
 
 def test_every_command_that_computes_is_tried():
-    assert {command for command, _ in PIECES.values()} == set(sections.commands()) - {
+    assert {command for command, _ in PIECES.values()} == set(sections.commands_of_conf()) - {
         "fetch"
     }  # it downloads
 

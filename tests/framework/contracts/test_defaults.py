@@ -30,7 +30,7 @@ def parts(stated: Any) -> Iterator[dict[str, Any]]:
 
 def repeated(part: dict[str, Any]) -> set[str]:
     """The options that a part states although its constructor has the same default."""
-    known = constructors.options(part["_target_"])
+    known = constructors.defaults_of(part["_target_"])
     return {
         key
         for key, value in part.items()
@@ -56,7 +56,7 @@ def test_a_yaml_does_not_repeat_a_default(name):
 def test_a_default_that_is_repeated_is_seen():
     """Negative control."""
     for target in TARGETS:
-        for option, value in constructors.options(target).items():
+        for option, value in constructors.defaults_of(target).items():
             assert repeated({"_target_": target, option: value}) == {option}
             assert repeated({"_target_": target, option: "another"}) == set()
 
@@ -74,7 +74,7 @@ def in_python(made: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_constructor_is_read_as_python_reads_it(target):
     made = get_object(target)
-    read = dict(constructors.options(target))
+    read = dict(constructors.defaults_of(target))
     assert {name: read.pop(name, "not read") for name in in_python(made)} == in_python(made)
     above = (
         [vars(base)["__init__"] for base in inspect.getmro(made)[1:] if "__init__" in vars(base)]
@@ -88,9 +88,10 @@ def test_a_constructor_is_read_as_python_reads_it(target):
 def test_some_options_are_those_of_a_base_class_but_not_what_a_class_decides_itself():
     """Negative control of the test before."""
     assert any(
-        set(constructors.options(target)) - set(in_python(get_object(target))) for target in TARGETS
+        set(constructors.defaults_of(target)) - set(in_python(get_object(target)))
+        for target in TARGETS
     )
-    fisher = constructors.options("mhprobe.measures.fisher.Fisher")
+    fisher = constructors.defaults_of("mhprobe.measures.fisher.Fisher")
     assert "normalize" in fisher and not {"power", "abs_at"} & fisher.keys()
 
 
@@ -98,7 +99,9 @@ def test_some_options_are_those_of_a_base_class_but_not_what_a_class_decides_its
 def test_the_docstring_says_what_every_option_is(target):
     said = "\n".join(text for _, text in constructors.docstrings(target))
     assert [
-        option for option in constructors.options(target) if not re.search(rf"\b{option}\b", said)
+        option
+        for option in constructors.defaults_of(target)
+        if not re.search(rf"\b{option}\b", said)
     ] == []
 
 
@@ -119,17 +122,19 @@ def test_a_part_that_is_replaced_keeps_nothing_of_the_one_before():
     cfg = runs.composed("train", "gates=hard_concrete")
     assert "low" in cfg.gates.relaxation
     assert set(cfg.gates.relaxation) - {"_target_", "_partial_"} == set(
-        constructors.options("mhprobe.gates.hard_concrete.HardConcreteGates")
+        constructors.defaults_of("mhprobe.gates.hard_concrete.HardConcreteGates")
     )
 
 
 def test_a_part_that_the_command_line_replaces_keeps_only_what_was_typed():
     beam, random = "mhprobe.masking.beam.Beam", "mhprobe.masking.random.Random"
     seed = 7
-    assert constructors.options(random)["seed"] != seed and "width" in constructors.options(beam)
+    assert constructors.defaults_of(random)["seed"] != seed and "width" in constructors.defaults_of(
+        beam
+    )
     other = f"masking.curves.beam_index.order._target_={random}"
     order = runs.composed("mask", "masking=orders", other).masking.curves.beam_index.order
-    assert order == {"_target_": random, **constructors.options(random)}
+    assert order == {"_target_": random, **constructors.defaults_of(random)}
     seeded = runs.composed(
         "mask", "masking=orders", other, f"+masking.curves.beam_index.order.seed={seed}"
     )
@@ -150,7 +155,7 @@ def test_what_is_not_there_has_no_options_and_is_left_to_whoever_builds_it():
     before = OmegaConf.to_container(cfg)
     constructors.fill(cfg)
     assert OmegaConf.to_container(cfg) == before
-    assert constructors.options("mhprobe.measures.svcca.Nothing") == {}
+    assert constructors.defaults_of("mhprobe.measures.svcca.Nothing") == {}
 
 
 def of_schema(model: type[BaseModel], stated: dict[str, Any]) -> Iterator[tuple[str, bool]]:
@@ -174,7 +179,7 @@ def defaults_of(kind: Any, stated: Any) -> Iterator[tuple[str, bool]]:
 def twice(model: type[BaseModel]) -> set[str]:
     """Defaults of the schema that no command's configuration leaves to it."""
     found: dict[str, list[bool]] = {}
-    for command in sections.commands():
+    for command in sections.commands_of_conf():
         for name, stated in of_schema(
             model, OmegaConf.to_container(runs.composed(command), resolve=False)
         ):

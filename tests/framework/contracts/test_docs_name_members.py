@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mhprobe.framework.run.sections import options
+from mhprobe.framework.run.sections import options_of_group
 from mhprobe.masking.parts.curve import known_orders
 from mhprobe.report.figures import kinds
 
@@ -27,7 +27,7 @@ PAGES = {  # group of conf -> the page that tells of its members, and how it wri
     "paper": ("README.md", "(docs/papers/{}.md)"),
     "callback": ("docs/training.md", "`+callback={}`"),
 }
-NAMES = [(group, name) for group in PAGES for name in options(group)]
+NAMES = [(group, name) for group in PAGES for name in options_of_group(group)]
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def used_by_part(part: dict[str, Any], option: str) -> bool:
     target = part["_target_"]
     made = get_object(target)
     own = inspect.signature(made).parameters
-    if option not in {*constructors.options(target), *own}:
+    if option not in {*constructors.defaults_of(target), *own}:
         # timm refuses what it does not know
         return target.startswith("mhprobe.backbones")
     classes = [made, *(inspect.getmro(made) if inspect.isclass(made) else ())]
@@ -215,7 +215,7 @@ CASES = [(command, made_of) for command, several in COMPOSED.items() for made_of
 
 
 def test_every_command_is_here():
-    assert set(COMPOSED) == set(sections.commands())
+    assert set(COMPOSED) == set(sections.commands_of_conf())
 
 
 @pytest.mark.parametrize(("command", "made_of"), CASES)

@@ -83,7 +83,7 @@ def test_its_header_says_what_to_type_and_what_to_expect(name):
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_it_composes_and_passes_the_checks(name):
-    for command in sections.commands():
+    for command in sections.commands_of_conf():
         words = [f"+experiment={name}"]
         if command == "mask" and not runs.composed(command, *words).masking.curves:
             with pytest.raises(UserError, match=r"masking\.curves: expected a curve"):

@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 import mhprobe
 import runs
 from mhprobe.errors import UserError
-from mhprobe.framework.run.construct import construct, explained, keyed
-from mhprobe.framework.run.sections import commands, options
+from mhprobe.framework.run.construct import construct, keyed, naming_keys
+from mhprobe.framework.run.sections import commands_of_conf, options_of_group
 
 PACKAGE = Path(mhprobe.__file__).parent
 # who composes a configuration, or reads that of a run that has ended
@@ -38,11 +38,11 @@ def places(part: object, above: str = "") -> Iterator[str]:
 @pytest.fixture(scope="module")
 def keys() -> set[str]:
     """Every key of every command, below its section."""
-    chosen = [(command,) for command in commands()]
-    chosen += [("prune", f"prune={name}") for name in options("prune")] + [
+    chosen = [(command,) for command in commands_of_conf()]
+    chosen += [("prune", f"prune={name}") for name in options_of_group("prune")] + [
         ("train", "gates=hard_concrete")
     ]
-    chosen += [("train", f"+callback={name}") for name in options("callback")]
+    chosen += [("train", f"+callback={name}") for name in options_of_group("callback")]
     configurations = (
         OmegaConf.to_container(runs.composed(*words), resolve=False) for words in chosen
     )
@@ -152,7 +152,7 @@ def test_parts_that_are_made_now_or_later_complain_under_their_keys():
         {"_target_": f"{__name__}.refuse", "_partial_": True, "option": "option"}, "score"
     )
     with pytest.raises(UserError, match=r"^score\.option: expected another"):
-        explained(later, "score")()
+        naming_keys(later, "score")()
 
 
 def test_an_error_that_needs_no_key_is_not_its_own_cause():
@@ -161,5 +161,5 @@ def test_an_error_that_needs_no_key_is_not_its_own_cause():
         raise UserError("all is wrong.") from OSError("first")
     assert isinstance(error.value.__cause__, OSError)
     with pytest.raises(UserError) as again:
-        explained(functools.partial(refuse, "other"), "score")()
+        naming_keys(functools.partial(refuse, "other"), "score")()
     assert again.value.__cause__ is None

@@ -35,7 +35,7 @@ from mhprobe.errors import UserError
 from mhprobe.framework.run import launch
 from mhprobe.framework.run.construct import construct
 from mhprobe.framework.run.members import members
-from mhprobe.framework.run.sections import options
+from mhprobe.framework.run.sections import options_of_group
 from mhprobe.io.tensors import OUTCOMES
 from mhprobe.lab.papers.causal_gates import Fit, causal_gates
 from mhprobe.masking.parts.curve import CurveSpec, masking_curve
@@ -104,7 +104,7 @@ class Split:
 
 def specs() -> Iterator[CurveSpec]:
     """Every curve of every masking=, and a greedy one with every search=."""
-    for masking in options("masking"):
+    for masking in options_of_group("masking"):
         if not runs.composed(
             "mask", f"masking={masking}"
         ).masking.curves:  # none has nothing to mask
@@ -114,7 +114,7 @@ def specs() -> Iterator[CurveSpec]:
                 name=f"{masking}/{name}",
                 **{**part.model_dump(), "order": construct(part.order, name)},
             )
-    for search in options("search"):
+    for search in options_of_group("search"):
         part = runs.checked("mask", "masking=orders", f"search={search}").masking.curves["greedy"]
         yield CurveSpec(
             name=f"greedy/{search}", **{**part.model_dump(), "order": construct(part.order, search)}

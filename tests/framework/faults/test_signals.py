@@ -13,7 +13,7 @@ import pytest
 
 import runs
 from mhprobe.framework.run import launch
-from mhprobe.framework.run.sections import commands, sections
+from mhprobe.framework.run.sections import commands_of_conf, sections
 from mhprobe.io import stopping
 from runs import Command
 
@@ -37,7 +37,7 @@ MORE = {
     "study": ("+paper=clark", "figures=[2]"),
 }
 WALKS = [
-    name for name in commands() if "to" not in sections(name)
+    name for name in commands_of_conf() if "to" not in sections(name)
 ]  # who only fetches shows no image to a network
 SIGNALS = {signal.SIGINT: ("interrupted; ", 130), signal.SIGTERM: ("stopped (SIGTERM); ", 143)}
 

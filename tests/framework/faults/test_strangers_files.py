@@ -33,7 +33,7 @@ from mhprobe.data.images import ImageFolder
 from mhprobe.data.photos import PhotoLoader
 from mhprobe.errors import UserError
 from mhprobe.io.tensors import packed
-from mhprobe.pages.looking.network import chosen
+from mhprobe.pages.looking.network import network_to_look_at
 from mhprobe.weights.teacher import Recalled
 
 SECONDS, BYTES = 10, 2 * 2**30  # of one file
@@ -101,7 +101,7 @@ def of_timm(tmp_path_factory):
 def test_a_folder_of_timm_with_any_setting_replaced(of_timm, data):
     (of_timm / "config.json").write_text(json.dumps(forged(data, OF_TIMM)))
     with Bounded():
-        assert isinstance(chosen(of_timm).model, torch.nn.Module)
+        assert isinstance(network_to_look_at(of_timm).model, torch.nn.Module)
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def test_a_folder_of_transformers_with_any_setting_replaced(of_transformers, dat
     name = "processor_config.json" if nested else "preprocessor_config.json"
     (folder / name).write_text(json.dumps(processor))
     with Bounded():
-        assert all(np.isfinite(chosen(folder).spec["mean"]))
+        assert all(np.isfinite(network_to_look_at(folder).spec["mean"]))
     (folder / name).unlink()
 
 

@@ -12,10 +12,10 @@ import mhprobe
 import mhprobe.prune
 import runs
 from mhprobe.framework.run import image_data, networks
-from mhprobe.masking.knapsack import Knapsack, packed
+from mhprobe.masking.knapsack import Knapsack, knapsack_path
 from mhprobe.measures.fisher import Fisher
 from mhprobe.pruning.budget import within
-from mhprobe.pruning.elastic import described, mask_at
+from mhprobe.pruning.elastic import elastic_part, mask_at
 from mhprobe.pruning.on_path import OnPath
 from mhprobe.stats.promise import kept_promise
 from mhprobe.weights.checkpoint import as_json
@@ -240,7 +240,7 @@ def test_each_option_of_an_elastic_file_decides_which_units_go():
             **options,
         }
         units = within(model, {"flops": 0.7}, multiple=options["multiple"])
-        expected = packed(scores, units, layout, None, **options).masks()[-1]
+        expected = knapsack_path(scores, units, layout, None, **options).masks()[-1]
         got = mask_at(model, elastic, {"flops": 0.7})
         assert torch.equal(got, expected), changed
         masks[str(changed)] = tuple(got.tolist())
@@ -256,6 +256,6 @@ def test_an_elastic_file_is_written_with_the_options_of_its_order():
         min_heads_per_layer=2,
     )
     layout = mhprobe.attach(tiny_vit()).layout
-    written = described(source, torch.ones(layout.num_heads), layout)
+    written = elastic_part(source, torch.ones(layout.num_heads), layout)
     assert {name: written[name] for name in options} == options
     assert (written["exclude_layers"], written["min_heads_per_layer"]) == ([1], 2)

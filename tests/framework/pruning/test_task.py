@@ -21,7 +21,7 @@ from mhprobe.errors import UserError
 from mhprobe.framework.run import image_data
 from mhprobe.io.tensors import read_outcomes
 from mhprobe.pages.html.kept import maps
-from mhprobe.pages.several import pairs
+from mhprobe.pages.several import pairs_of_runs
 from mhprobe.pruning import rounds
 from mhprobe.report.runs import atlas
 from mhprobe.report.runs.run import read_run
@@ -352,7 +352,7 @@ def test_the_command_line_prunes_in_one_process_only(trained, tmp_path):
     assert "saved: pruned.safetensors, pruned.json" in fine.out
     folder = runs.newest(tmp_path)
     found = [read_outcomes(run) for run in (trained.folder, folder)]
-    (compared,) = pairs(found, ["dense", "pruned"])  # both on the same images
+    (compared,) = pairs_of_runs(found, ["dense", "pruned"])  # both on the same images
     *_, pruned = runs.rows(folder / "tables" / "pruning.csv")
     assert (compared["difference"], compared["p"]) == (
         float(pruned["difference"]),

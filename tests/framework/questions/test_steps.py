@@ -16,8 +16,8 @@ import runs
 from mhprobe.masking.base import Scores
 from mhprobe.masking.parts.cache import MaskCache
 from mhprobe.pages.html.compare import write_comparison
-from mhprobe.pages.several import lines as lines_of
-from mhprobe.pages.several import pairs, pairs_of, several
+from mhprobe.pages.several import groups_in_words as lines_of
+from mhprobe.pages.several import pairs_of_runs, rows_of_pairs, several
 from mhprobe.report.runs import atlas, words
 from mhprobe.report.runs.run import read_run
 
@@ -198,8 +198,8 @@ def test_the_answer_of_a_step_is_the_masked_network(stepped):
             assert told == pytest.approx(float(at(run, curve)["difference"]))
             assert run.metrics[f"masked/{curve}/heads"] == step
         assert run.metrics["masked/accuracy"] == run.metrics["masked/greedy/accuracy"]
-        first = words.result(run, atlas.heads(run), atlas.measures(run))[0]
-        share = words.percent(float(at(run, "greedy")["accuracy"]))
+        first = words.result_in_words(run, atlas.heads(run), atlas.measures(run))[0]
+        share = words.percent_of(float(at(run, "greedy")["accuracy"]))
         assert first.startswith("Step 0, no head off" if not step else f"Step {step} of greedy, ")
         assert share in first and ("paired" in first or not step)
         assert words.asked(run)[0] == run.metrics["masked/accuracy"]
@@ -214,7 +214,7 @@ def test_steps_are_compared_as_masked_networks(stepped, tmp_path):
         for curve, outcomes in of.items():
             share = float(outcomes.right.double().mean())
             assert share == pytest.approx(run.metrics[f"masked/{curve}/accuracy"])
-    tested = pairs_of(stepped, ["0", "1", "2"])
+    tested = rows_of_pairs(stepped, ["0", "1", "2"])
     assert {row["curve"] for row in tested} == {"greedy", "importance"} and len(tested) == 6
     for row in tested:
         a, b = (
@@ -223,7 +223,9 @@ def test_steps_are_compared_as_masked_networks(stepped, tmp_path):
         )
         assert row["difference"] == pytest.approx(b - a)
     # the control: the whole network against itself shows nothing
-    assert {row["difference"] for row in pairs([run.outcomes() for run in stepped], "012")} == {0}
+    assert {
+        row["difference"] for row in pairs_of_runs([run.outcomes() for run in stepped], "012")
+    } == {0}
     text = lines_of(several(stepped))
     assert text[0].startswith("Step 0, no head off") and text[1].startswith("Step 1 of greedy, 1 ")
     page = write_comparison(stepped, tmp_path / "page.html").read_text()

@@ -9,7 +9,7 @@ import pytest
 
 from mhprobe.errors import UserError
 from mhprobe.framework.run import constructors, sections
-from mhprobe.framework.run.about import about
+from mhprobe.framework.run.about import help_of
 from mhprobe.framework.run.members import FOLDERS, members
 
 CHOICES = [
@@ -21,13 +21,13 @@ CHOICES = [
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_choice_says_what_it_is(choice):
-    first, *_ = about(choice).splitlines()
+    first, *_ = help_of(choice).splitlines()
     assert len(first) > 10 and not first.startswith("#")
 
 
 def test_options_are_shown_as_they_are_typed_with_their_defaults_and_explained():
-    said = about("measure=svcca")
-    for option, value in constructors.options("mhprobe.measures.svcca.SVCCA").items():
+    said = help_of("measure=svcca")
+    for option, value in constructors.defaults_of("mhprobe.measures.svcca.SVCCA").items():
         shown = "null" if value is None else value
         assert f"\n  measure.svcca.{option}={shown}\n" in said
     assert "number of draws of the null" in said  # of the base class, whose options these are too
@@ -35,7 +35,7 @@ def test_options_are_shown_as_they_are_typed_with_their_defaults_and_explained()
 
 
 def test_a_file_that_begins_with_another_has_its_options_and_no_others():
-    said = about("gates=hard_concrete")
+    said = help_of("gates=hard_concrete")
     assert "gates.relaxation.beta=" in said and "gates.threshold=" in said
     assert "gates.relaxation.learnable" not in said  # of the relaxation that it replaces
 
@@ -45,7 +45,7 @@ def test_a_file_that_begins_with_another_has_its_options_and_no_others():
 )
 def test_what_there_is_not_is_answered_with_what_there_is(choice, there_are):
     with pytest.raises(UserError, match=rf"{choice}: .*\b{there_are}\b"):
-        about(choice)
+        help_of(choice)
 
 
 def test_the_command_answers_and_refuses_in_one_line():

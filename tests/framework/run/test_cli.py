@@ -301,7 +301,7 @@ def test_answers_that_need_no_network_import_none(tmp_path, flags):
     assert not loaded & {"torch", "timm", "lightning", "matplotlib", "wandb", "sklearn", "pydantic"}
 
 
-COMMANDS = sections.commands()
+COMMANDS = sections.commands_of_conf()
 
 
 @pytest.fixture(scope="module")

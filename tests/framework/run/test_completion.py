@@ -28,7 +28,7 @@ def test_the_first_word_is_a_command():
 @pytest.mark.parametrize("group", ["data", "backbone", "+experiment"])
 def test_a_group_is_completed_with_what_can_be_chosen(group):
     assert offers(f"mhprobe train {group}=") == [
-        f"{group}={option}" for option in sections.options(group.strip("+"))
+        f"{group}={option}" for option in sections.options_of_group(group.strip("+"))
     ]
 
 
@@ -68,7 +68,7 @@ def test_bash_takes_the_script_and_replaces_what_stands_behind_the_equals_sign(
     done = subprocess.run(
         ["bash", "--norc", "-c", script], text=True, capture_output=True, timeout=60
     )
-    shown = [before + name for name in sections.options("data") if name.startswith("ci")]
+    shown = [before + name for name in sections.options_of_group("data") if name.startswith("ci")]
     assert len(shown) > 1
     completed = done.stdout.splitlines()
     assert completed == [" ".join(shown), "complete -o default -o nospace -F _mhprobe mhprobe"], (

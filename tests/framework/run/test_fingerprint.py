@@ -10,8 +10,14 @@ import lightning as L
 import pytest
 
 from mhprobe.errors import UserError
-from mhprobe.framework.run.constructors import options
-from mhprobe.framework.run.resume import ABSENT, differences, earlier, facts, judge
+from mhprobe.framework.run.constructors import defaults_of
+from mhprobe.framework.run.resume import (
+    ABSENT,
+    allowed_differences,
+    differences,
+    earlier,
+    facts_of_run,
+)
 from mhprobe.framework.run.schema import Config, Gates, Optim, TrainerSettings
 from mhprobe.framework.training.checkpoints import SameRun
 from mhprobe.framework.training.ends import EarlyStopping
@@ -62,7 +68,7 @@ def of(
     parts = {"optim": Optim, "gates": Gates, "trainer": TrainerSettings}
     cfg |= {name: section.model_construct(**cfg[name]) for name, section in parts.items()}
     return {
-        **facts(Config.model_construct(**cfg), about, images),
+        **facts_of_run(Config.model_construct(**cfg), about, images),
         "processes": processes,
         "precision": precision,
     }
@@ -70,13 +76,13 @@ def of(
 
 def answer(theirs: Any, ours: Any, *allow: str) -> str:
     with pytest.raises(UserError) as error:
-        judge(theirs, ours, allow, PATH)
+        allowed_differences(theirs, ours, allow, PATH)
     assert "\n" not in str(error.value)
     return str(error.value)
 
 
 def test_the_same_settings_are_the_same_run():
-    assert differences(of(), of()) == {} and judge(of(), of(), [], PATH) == []
+    assert differences(of(), of()) == {} and allowed_differences(of(), of(), [], PATH) == []
 
 
 @pytest.mark.parametrize(
@@ -134,7 +140,7 @@ def test_what_may_change_on_purpose_needs_a_word(other, key, was, now):
     line = answer(of(), of(**other))
     assert f"{key} was {was}, is {now}" in line and f"resume.allow=[{key}]" in line
     for allow in (key, key.partition(".")[0]):
-        assert key in judge(of(), of(**other), [allow], PATH)[0]
+        assert key in allowed_differences(of(), of(**other), [allow], PATH)[0]
 
 
 def test_every_difference_is_listed_with_both_values():
@@ -153,7 +159,7 @@ def test_a_part_that_only_one_of_them_has_is_a_difference():
 
 def test_an_option_at_its_default_is_no_difference_to_a_run_that_did_not_name_it():
     target = "mhprobe.gates.hard_concrete.HardConcreteGates"
-    default = options(target)["beta"]
+    default = defaults_of(target)["beta"]
     silent, named, other = (
         of(gates={"relaxation": {"_target_": target, **beta}})
         for beta in ({}, {"beta": default}, {"beta": default / 2})
@@ -164,13 +170,13 @@ def test_an_option_at_its_default_is_no_difference_to_a_run_that_did_not_name_it
 
 
 def test_more_epochs_need_no_word_and_say_what_they_are():
-    (line,) = judge(of(), of(trainer={"max_epochs": 3}), [], PATH)
+    (line,) = allowed_differences(of(), of(trainer={"max_epochs": 3}), [], PATH)
     assert "trainer.max_epochs was 2, is 3" in line and "not the run" in line
 
 
 def test_a_checkpoint_that_says_nothing_is_refused_unless_asked_for():
     assert "run was unknown" in answer(None, of())
-    assert judge(None, of(), ["run"], PATH)
+    assert allowed_differences(None, of(), ["run"], PATH)
 
 
 def stopped_early(patience: int | None) -> Any:
@@ -186,7 +192,7 @@ def test_early_stopping_is_neither_dropped_nor_changed_in_silence():
     key = "early_stopping.patience"
     for ours, now in ((None, ABSENT), (3, "3")):
         assert f"{key} was 2, is {now}" in (line := answer(stopped_early(2), stopped_early(ours)))
-        assert f"resume.allow=[{key}]" in line and judge(
+        assert f"resume.allow=[{key}]" in line and allowed_differences(
             stopped_early(2), stopped_early(ours), [key], PATH
         )
     assert f"{key} was {ABSENT}, is 2" in answer(stopped_early(None), stopped_early(2))

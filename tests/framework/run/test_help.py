@@ -16,13 +16,13 @@ from mhprobe.framework.run import sections
 ROOT = Path(__file__).parents[3]
 EXAMPLES = [
     (command, line)
-    for command in sections.commands()
+    for command in sections.commands_of_conf()
     for line in OmegaConf.load(sections.CONF / f"{command}.yaml").hydra.help.footer.splitlines()
 ]
 
 
 def test_every_command_has_examples_of_its_own():
-    assert {command for command, _ in EXAMPLES} == set(sections.commands())
+    assert {command for command, _ in EXAMPLES} == set(sections.commands_of_conf())
     for command, line in EXAMPLES:
         assert shlex.split(line)[:3] == ["python", "-m", f"mhprobe.{command}"]
         assert len(line) <= 120

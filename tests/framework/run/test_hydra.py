@@ -24,7 +24,7 @@ from mhprobe.framework.run.sections import CONF
 
 def test_no_class_of_hydra_is_replaced():
     theirs = machinery.ConfigLoaderImpl
-    composing.install("train")
+    composing.compose_for("train")
     assert machinery.ConfigLoaderImpl is theirs is ConfigLoaderImpl
     assert theirs.__module__.startswith("hydra.")
 
@@ -53,7 +53,7 @@ def test_a_command_takes_its_own_sections_of_an_experiment(command):
 
 def test_an_option_of_an_experiment_that_another_command_alone_has_is_not_even_read():
     """Without it, a paper and its figures would stand in the configuration of ``train``."""
-    composing.install("mask")
+    composing.compose_for("mask")
     with initialize_config_dir(str(CONF), version_base="1.3"):
         choices = compose("mask", ["+experiment=demo"], return_hydra_config=True)
     assert choices.hydra.runtime.choices.experiment == "demo"
@@ -66,13 +66,13 @@ def test_a_file_of_the_user_may_hold_what_another_command_has(tmp_path, capsys, 
     (tmp_path / "experiment" / "mine.yaml").write_text(
         "# @package _global_\nname: mine\nmaps: {a: 1}\n"
     )
-    composing.install("mask")
+    composing.compose_for("mask")
     search = f"hydra.searchpath=[{tmp_path}]"
     with initialize_config_dir(str(CONF), version_base="1.3"):
         words = [search, "+experiment=mine"]
         cfg = compose("mask", words)
         assert cfg.name == "mine" and "maps" in cfg
-        assert "maps" not in composing.finished("mask", cfg, words)
+        assert "maps" not in composing.completed_configuration("mask", cfg, words)
 
 
 @pytest.mark.parametrize("text", ["a", "it's", "a b,c=[d]", "\\'", "~/x", "ü"])

@@ -15,8 +15,8 @@ from mhprobe.report.runs.folder import Folder
 
 
 def test_processes_that_start_in_the_same_second_get_folders_of_their_own(tmp_path):
-    wanted = f"claim('{tmp_path}/runs/now')"
-    code = f"from mhprobe.framework.run.jobs import claim; print({wanted}, {wanted})"
+    wanted = f"claim_folder('{tmp_path}/runs/now')"
+    code = f"from mhprobe.framework.run.jobs import claim_folder; print({wanted}, {wanted})"
     started = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         for _ in range(4)
@@ -31,7 +31,7 @@ def test_processes_that_start_in_the_same_second_get_folders_of_their_own(tmp_pa
 
 def test_ranks_of_one_run_are_told_the_same_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
-    assert jobs.claim(str(tmp_path / "now")) == str(tmp_path / "now") and not list(
+    assert jobs.claim_folder(str(tmp_path / "now")) == str(tmp_path / "now") and not list(
         tmp_path.iterdir()
     )
 
@@ -49,27 +49,30 @@ def test_a_folder_that_another_run_is_writing_into_is_refused(tmp_path):
 
 def test_a_mistake_leaves_the_settings_of_the_run_that_is_in_the_folder(tmp_path):
     first, second = OmegaConf.create({"seed": 1}), OmegaConf.create({"seed": 2})
-    with jobs.settings(tmp_path, first, ["seed=1"]):
+    with jobs.keep_settings(tmp_path, first, ["seed=1"]):
         pass
-    with pytest.raises(UserError, match="refused"), jobs.settings(tmp_path, second, ["seed=2"]):
+    with (
+        pytest.raises(UserError, match="refused"),
+        jobs.keep_settings(tmp_path, second, ["seed=2"]),
+    ):
         assert Folder(tmp_path).overrides() == ["seed=2"]  # the run itself reads its own
         raise UserError("refused")
     assert Folder(tmp_path).overrides() == ["seed=1"] and Folder(tmp_path).yaml(
         "config/config.yaml"
     ) == {"seed": 1}
-    with pytest.raises(SystemExit), jobs.settings(tmp_path, second, ["seed=2"]):
+    with pytest.raises(SystemExit), jobs.keep_settings(tmp_path, second, ["seed=2"]):
         raise SystemExit(143)  # stopped, and to be continued with its own settings
     assert Folder(tmp_path).yaml("config/config.yaml") == {"seed": 2}
 
 
 def refused(folder, sweeping=False, written=(), ours=True):
     if ours:
-        assert jobs.claim(str(folder)) == str(folder)
+        assert jobs.claim_folder(str(folder)) == str(folder)
     else:
         folder.mkdir(parents=True)
     with (
         pytest.raises(UserError, match="refused"),
-        jobs.settings(folder, OmegaConf.create({"seed": 1}), ["seed=1"], sweeping),
+        jobs.keep_settings(folder, OmegaConf.create({"seed": 1}), ["seed=1"], sweeping),
     ):
         for name in written:
             (folder / name).touch()
@@ -92,8 +95,8 @@ def test_what_a_run_had_written_and_the_folder_of_a_sweeps_job_stay_with_their_s
 
 
 def test_a_job_that_is_run_again_in_its_folder_no_longer_counts_as_failed(tmp_path):
-    jobs.note(tmp_path, 2, "weights: no file")
-    with jobs.settings(tmp_path, OmegaConf.create({"seed": 1}), ["seed=1"]):
+    jobs.note_failure(tmp_path, 2, "weights: no file")
+    with jobs.keep_settings(tmp_path, OmegaConf.create({"seed": 1}), ["seed=1"]):
         assert not (tmp_path / jobs.FAILED).exists()
 
 
@@ -106,7 +109,7 @@ def test_the_end_of_a_sweep_names_the_jobs_that_failed(tmp_path, capsys, codes, 
             tmp_path / str(number) / "config" / "overrides.yaml",
         )
     for number, code in enumerate(codes):
-        jobs.note(tmp_path / str(number), code, f"what was wrong with {number}")
+        jobs.note_failure(tmp_path / str(number), code, f"what was wrong with {number}")
     end = jobs.SaysWhatFailed()
     config = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}})
     if expected is None:

@@ -72,7 +72,7 @@ def test_an_engine_that_is_not_installed_is_answered_with_what_to_install(monkey
 
 
 def test_a_job_that_was_lost_is_named_at_the_end(tmp_path, capsys):
-    jobs.lost(tmp_path / "3", ["masking.step=3"], "the machine went away")
+    jobs.note_lost(tmp_path / "3", ["masking.step=3"], "the machine went away")
     with pytest.raises(SystemExit) as stop:
         jobs.SaysWhatFailed().on_multirun_end(
             OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}})
@@ -284,7 +284,7 @@ def test_aims_that_no_job_has_are_named(tmp_path):
 )
 def test_a_sweep_over_what_names_its_jobs_has_a_name_of_its_own(tmp_path, monkeypatch, swept, name):
     """Not that of the first job, nor of what the command would be without them."""
-    composing.install("train")
+    composing.compose_for("train")
     monkeypatch.chdir(tmp_path)
     with initialize_config_dir(str(CONF), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()

@@ -7,7 +7,7 @@ import torch
 
 from mhprobe.errors import UserError
 from mhprobe.framework.run.schema import Config
-from mhprobe.framework.run.shortage import explained
+from mhprobe.framework.run.shortage import naming_settings
 
 CFG = Config.model_construct(data={"batch_size": 128, "eval_batch_size": 500})
 
@@ -27,17 +27,17 @@ CFG = Config.model_construct(data={"batch_size": 128, "eval_batch_size": 500})
 def test_it_names_the_batch_sizes(error):
     with (
         pytest.raises(UserError, match=r"data\.batch_size=128.*data\.eval_batch_size=500") as line,
-        explained(CFG),
+        naming_settings(CFG),
     ):
         raise error
     assert "\n" not in str(line.value)
 
 
 def test_a_real_allocation_that_fails_is_one():
-    with pytest.raises(UserError, match="out of memory"), explained(CFG):
+    with pytest.raises(UserError, match="out of memory"), naming_settings(CFG):
         torch.empty(2**60)
 
 
 def test_other_errors_keep_their_traceback():
-    with pytest.raises(RuntimeError, match="shapes"), explained(CFG):
+    with pytest.raises(RuntimeError, match="shapes"), naming_settings(CFG):
         raise RuntimeError("shapes differ")

@@ -117,7 +117,7 @@ def test_jobs_keep_what_they_print_over_all_their_starts(script):
     lines = script.read_text().splitlines()
     assert "#SBATCH --output=%x-%j.log" in lines and "#SBATCH --open-mode=append" in lines
     (command,) = (line.split()[1] for line in lines if line.startswith("job "))
-    assert script.name == f"slurm_{command}.sh" and command in sections.commands()
+    assert script.name == f"slurm_{command}.sh" and command in sections.commands_of_conf()
 
 
 def test_the_page_of_launchers_names_every_script():

@@ -19,7 +19,7 @@ from mhprobe.data.augment import normalise
 from mhprobe.data.base import InputSpec
 from mhprobe.errors import UserError
 from mhprobe.framework.run import image_data, networks
-from mhprobe.framework.run.resume import facts
+from mhprobe.framework.run.resume import facts_of_run
 from mhprobe.io.code import file_digest
 from mhprobe.io.files import write
 from mhprobe.io.tensors import packed
@@ -171,7 +171,7 @@ def test_another_teacher_is_another_run_wherever_the_file_lies(file, tmp_path):
     changed.write_bytes(file.read_bytes() + b"0")
 
     def of(path):
-        return facts(
+        return facts_of_run(
             runs.config("train", tmp_path, f"optim.teacher={path}"), {"backbone": {}}, "images"
         )
 

@@ -16,7 +16,7 @@ from layouts import layout_of
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.lab.claims.parts.asking import ask
-from mhprobe.lab.claims.parts.claim import all_claims, chosen
+from mhprobe.lab.claims.parts.claim import all_claims, claims_named
 from mhprobe.lab.claims.parts.estimates import goes_with_cost
 
 CLAIMS = sorted(all_claims())
@@ -88,10 +88,10 @@ def test_an_unknown_claim_is_answered_with_the_nearest_name():
     with pytest.raises(
         UserError, match=r"most_heads_go.*did you mean most_heads_can_go.*there are a_fifth"
     ):
-        chosen(["most_heads_go"])
+        claims_named(["most_heads_go"])
     with pytest.raises(UserError, match="empty list"):
-        chosen([])
-    assert list(chosen(["most_heads_can_go", "entropy_falls_with_depth"])) == sorted(
+        claims_named([])
+    assert list(claims_named(["most_heads_can_go", "entropy_falls_with_depth"])) == sorted(
         ["most_heads_can_go", "entropy_falls_with_depth"]
     )
 
@@ -196,7 +196,7 @@ NO_ENDS = {
     ],
 )
 def test_an_interval_that_is_not_known_excludes_nothing(name, tables):
-    (verdict,) = ask(chosen([name]), Drawn(torch.Generator().manual_seed(0), tables)).values()
+    (verdict,) = ask(claims_named([name]), Drawn(torch.Generator().manual_seed(0), tables)).values()
     assert verdict.word == "cannot be told"
     shift = 0.5 if name in ("late_heads_look_everywhere", "most_heads_can_go") else 0
     assert (verdict.estimate.low, verdict.estimate.high) == (-shift, 1 - shift)

@@ -203,8 +203,8 @@ def made(folder, seen):
     """A run's folder with these verdicts."""
     claims = {name: all_claims()[name] for name in seen}
     report = Report(folder)
-    rows = asking.rows_of(claims, seen, {name: verdict("holds", 0.3) for name in seen})
-    report.add({"claims": asking.result(rows)})
+    rows = asking.verdict_rows(claims, seen, {name: verdict("holds", 0.3) for name in seen})
+    report.add({"claims": asking.result_of_claims(rows)})
     (folder / "config").mkdir()
     (folder / "config" / "config.yaml").write_text(f"seed: 0\nname: {folder.name}\n")
     return folder
@@ -257,8 +257,8 @@ def test_the_forest_draws_each_effect_in_multiples_of_what_matters(folders):
         "entropy_falls_with_depth": verdict("holds", 0.1),
         "a_fifth_of_the_heads_goes": verdict("holds", 0.9),
     }
-    result = asking.result(
-        asking.rows_of(claims, seen, {"entropy_falls_with_depth": verdict("holds", 0.1)})
+    result = asking.result_of_claims(
+        asking.verdict_rows(claims, seen, {"entropy_falls_with_depth": verdict("holds", 0.1)})
     )
     (axes,) = result.figure.axes
     dots = {
@@ -296,7 +296,7 @@ def test_sentences_say_what_was_found_and_name_the_claims_in_words():
     seen = dict.fromkeys(claims, verdict("holds", 1.0))
     others = "contradicted: 0, too small to matter: 0, cannot be told: 0, not applicable: 0"
     first = f"2 of 2 claims hold ({others})."
-    rows = asking.rows_of(claims, seen, {"entropy_falls_with_depth": verdict("holds", 1.0)})
+    rows = asking.verdict_rows(claims, seen, {"entropy_falls_with_depth": verdict("holds", 1.0)})
     also = "Of those that hold, these hold for an untrained network, too"
     alone = "Hold, and not for an untrained network"
     assert findings(rows) == [
@@ -304,20 +304,23 @@ def test_sentences_say_what_was_found_and_name_the_claims_in_words():
         f"{alone}: a fifth of the heads goes.",
         f"{also}: entropy falls with depth.",
     ]
-    rows = asking.rows_of(claims, seen, {"entropy_falls_with_depth": verdict("contradicted", 1.0)})
+    rows = asking.verdict_rows(
+        claims, seen, {"entropy_falls_with_depth": verdict("contradicted", 1.0)}
+    )
     assert findings(rows)[1:] == [
         f"{alone}: entropy falls with depth; a fifth of the heads goes.",
         f"{also}: none.",
     ]
     without_twin = "There is no untrained twin to compare with."
-    assert findings(asking.rows_of(claims, seen, {})) == [
+    assert findings(asking.verdict_rows(claims, seen, {})) == [
         first,
         "They are: entropy falls with depth; a fifth of the heads goes.",
         without_twin,
     ]
     seen["entropy_falls_with_depth"] = verdict("contradicted", -1.0)
     assert (
-        findings(asking.rows_of(claims, seen, {}))[2] == "Contradicted: entropy falls with depth."
+        findings(asking.verdict_rows(claims, seen, {}))[2]
+        == "Contradicted: entropy falls with depth."
     )
     assert findings([]) == []
 

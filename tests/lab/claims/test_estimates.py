@@ -15,11 +15,11 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.lab.claims.parts import estimates
 from mhprobe.lab.claims.parts.estimates import (
+    early_and_late,
     go_together,
     goes_with_cost,
-    halves,
     late_minus_early,
-    mean_of,
+    mean_over_heads,
     minus_another,
     more_often,
     most_alike,
@@ -27,7 +27,7 @@ from mhprobe.lab.claims.parts.estimates import (
     over_heads,
     over_images,
     rank_correlation,
-    share,
+    share_of_heads,
     third_of,
 )
 from mhprobe.lab.claims.parts.evidence import at_share
@@ -45,7 +45,7 @@ def drawn(*shape):
 def test_the_mean_over_the_heads_of_one_block_is_students():
     values = drawn(5)
     values = torch.cat([values, -values])  # no skewness
-    found, expected = mean_of(layout_of(10), values), stats.ttest_1samp(values.numpy(), 0.3)
+    found, expected = mean_over_heads(layout_of(10), values), stats.ttest_1samp(values.numpy(), 0.3)
     ends = expected.confidence_interval()
     assert (found.low, found.high) == pytest.approx((ends.low, ends.high))
     assert found.p(0.3) == pytest.approx(expected.pvalue)
@@ -54,7 +54,7 @@ def test_the_mean_over_the_heads_of_one_block_is_students():
 def test_the_interval_of_skewed_heads_is_that_of_halls_transformation():
     """By sums over heads instead of the jackknife, and by his cubic root instead of a search for it."""
     values = drawn(9).exp()
-    found, x = mean_of(layout_of(9), values), values.numpy()
+    found, x = mean_over_heads(layout_of(9), values), values.numpy()
     error, quantile = stats.sem(x), stats.t.ppf(0.975, 8)
     third = 9 / 7 * ((x - x.mean()) ** 3).sum() * (9 / 8) ** 1.5
     lean = third / 9**3 / error**3
@@ -66,14 +66,17 @@ def test_the_interval_of_skewed_heads_is_that_of_halls_transformation():
     assert found.high == pytest.approx(x.mean() - error * high)
     assert found.p(found.high) == pytest.approx(0.05) == found.p(found.low)
     assert found.high - found.effect > 1.1 * (found.effect - found.low)
-    mirrored = mean_of(layout_of(9), -values)
+    mirrored = mean_over_heads(layout_of(9), -values)
     assert (mirrored.low, mirrored.high) == pytest.approx((-found.high, -found.low))
 
 
 def test_an_effect_that_is_sure_is_sure_whichever_way_heads_are_skewed(monkeypatch):
     """Hall's cubic is flat where the skewness times t is -3: there p would be large, however sure the effect."""
     values = 10 - drawn(24).exp()
-    found, cuts = mean_of(layout_of(6, 6, 6, 6), values), [8 - step / 2 for step in range(17)]
+    found, cuts = (
+        mean_over_heads(layout_of(6, 6, 6, 6), values),
+        [8 - step / 2 for step in range(17)],
+    )
     ps = [found.p(cut) for cut in cuts]
     assert ps == sorted(ps, reverse=True) and ps[-1] < 1e-4
     monkeypatch.setattr(estimates, "FARTHEST", 1e9)  # the control: the cubic as it is
@@ -88,7 +91,7 @@ def test_skewed_heads_are_too_small_to_matter_no_more_often_than_they_should(sig
     truth = sign * math.exp(0.5)
     for _ in range(draws):
         values = sign * torch.randn(24, generator=random, dtype=torch.float64).exp()
-        found = mean_of(layout_of(6, 6, 6, 6), values)
+        found = mean_over_heads(layout_of(6, 6, 6, 6), values)
         wrong += found.high < truth if sign > 0 else found.low > truth
         inside = values.view(4, 6).var(1).sum() / 6 / 16
         half = stats.t.ppf(0.975, 20) * math.sqrt(float(inside))
@@ -104,7 +107,7 @@ def test_blocks_do_not_vary_their_heads_do():
     freedom = float(
         parts.sum() ** 2 / (parts**2 / 3).sum()
     )  # Satterthwaite's: a block that varies more counts more
-    found = mean_of(layout_of(4, 4, 4), values)
+    found = mean_over_heads(layout_of(4, 4, 4), values)
     assert 3 < freedom < 9
     assert found.high - found.low == pytest.approx(
         2 * stats.t.ppf(0.975, freedom) * math.sqrt(float(parts.sum()))
@@ -180,7 +183,7 @@ def test_the_score_keeps_what_it_promises_at_holms_first_step():
 def test_a_share_is_binomial():
     flags = torch.tensor([True] * 9 + [False] * 11)
     found, expected = (
-        share(flags, ~flags).beyond(0.2),
+        share_of_heads(flags, ~flags).beyond(0.2),
         stats.binomtest(9, 20).proportion_ci(method="exact"),
     )
     assert (found.low, found.high) == pytest.approx((expected.low - 0.2, expected.high - 0.2))
@@ -194,18 +197,18 @@ def test_the_power_of_a_share_is_exact():
     fewest = next(
         k for k in range(72) if stats.binomtest(k, 72).proportion_ci(method="exact").low > 0.05
     )
-    assert share(flags, ~flags).power(0.05, 0.1) == pytest.approx(
+    assert share_of_heads(flags, ~flags).power(0.05, 0.1) == pytest.approx(
         stats.binom.sf(fewest - 1, 72, 0.1)
     )
-    assert share(flags, torch.arange(72) >= 5, images=9).power(0.05, 0.1) == pytest.approx(
+    assert share_of_heads(flags, torch.arange(72) >= 5, images=9).power(0.05, 0.1) == pytest.approx(
         stats.binom.sf(fewest + 4, 72, 0.1)
     )
-    assert share(flags[:5], ~flags[:5]).power(0.9, 0.95) == 0
+    assert share_of_heads(flags[:5], ~flags[:5]).power(0.9, 0.95) == 0
 
 
 def test_heads_of_which_images_tell_nothing_count_for_either_side():
     sure, excluded = torch.arange(20) < 5, torch.arange(20) >= 15
-    found = share(sure, excluded, images=300)
+    found = share_of_heads(sure, excluded, images=300)
     assert found.low == pytest.approx(stats.binomtest(5, 20).proportion_ci(method="exact").low)
     assert found.high == pytest.approx(stats.binomtest(15, 20).proportion_ci(method="exact").high)
     assert (found.unit, found.count, found.p(0.5)) == ("images", 300, 1.0)
@@ -269,7 +272,7 @@ def test_pairs_of_a_head_vary_together():
     errors, means = [], []
     for _ in range(200):
         of_head = drawn(12)
-        found = mean_of(layout, of_head[:, None] + of_head)
+        found = mean_over_heads(layout, of_head[:, None] + of_head)
         errors.append((found.high - found.low) / 2 / stats.t.ppf(0.975, 11))
         means.append(found.effect)
     assert float(torch.tensor(errors).square().mean().sqrt()) == pytest.approx(
@@ -282,11 +285,11 @@ def test_chance_is_subtracted_and_said_where_it_is_not_the_same_on_both_sides():
     pairs = torch.block_diag(torch.ones(3, 3), torch.ones(3, 3)).bool() & ~torch.eye(
         6, dtype=torch.bool
     )
-    found = mean_of(layout_of(3, 3), values, chance)
+    found = mean_over_heads(layout_of(3, 3), values, chance)
     assert found.effect == pytest.approx(float((values - chance)[pairs].mean()))
     assert found.chance == pytest.approx(float(chance[pairs].mean()))
     first = torch.arange(6) < 3
-    against = mean_of(layout_of(3, 3), values, chance, first, ~first)
+    against = mean_over_heads(layout_of(3, 3), values, chance, first, ~first)
     above = (values - chance).where(pairs, torch.nan)
     assert against.effect == pytest.approx(float(above[:3].nanmean() - above[3:].nanmean()))
     assert math.isnan(against.chance)
@@ -315,7 +318,7 @@ def test_a_rank_correlation_has_the_interval_of_the_other_pages():
 
 def test_two_networks_add_their_errors():
     values = drawn(2, 400)
-    one, other = (mean_of(layout_of(400), each) for each in values)
+    one, other = (mean_over_heads(layout_of(400), each) for each in values)
     found = minus_another(one, {**vars(other), "count": other.count})
     expected = stats.ttest_ind(*values.numpy()).confidence_interval()
     assert (found.low, found.high) == pytest.approx(
@@ -332,7 +335,7 @@ def test_the_nearest_head_is_looked_for_in_the_same_block():
 
 def test_too_few_heads_or_images_are_refused():
     with pytest.raises(UserError, match="too few to vary"):
-        mean_of(layout_of(1, 1, 1, 1), drawn(4))
+        mean_over_heads(layout_of(1, 1, 1, 1), drawn(4))
     with pytest.raises(UserError, match="expected 10"):
         over_images(torch.zeros(9))
     with pytest.raises(UserError, match="two at the least"):
@@ -357,7 +360,7 @@ def test_thirds_and_halves_are_of_blocks_and_not_of_attentions():
         tuple(HeadSite(f"s{site}", 0, block, 1, 1) for site, block in enumerate([0, 0, 0, 0, 1, 2]))
     )
     assert third_of(layout).tolist() == [0, 0, 0, 0, 1, 2]
-    early, late = halves(layout)
+    early, late = early_and_late(layout)
     assert early.tolist() == [True] * 4 + [False] * 2 and late.tolist() == [False] * 5 + [True]
     with pytest.raises(UserError, match="the network has 2 blocks"):
         third_of(HeadLayout(layout.sites[:5]))

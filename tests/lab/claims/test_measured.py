@@ -15,8 +15,8 @@ from mhprobe.data.base import ImageData, InputSpec
 from mhprobe.errors import UserError
 from mhprobe.framework.questions.masking import Masking
 from mhprobe.framework.questions.material import Material, Measurements
-from mhprobe.lab.claims.parts.asking import ask, judged
-from mhprobe.lab.claims.parts.claim import all_claims, chosen
+from mhprobe.lab.claims.parts.asking import ask, verdicts_on
+from mhprobe.lab.claims.parts.claim import all_claims, claims_named
 from mhprobe.lab.claims.parts.draws import positions_of
 from mhprobe.lab.claims.parts.evidence import Counts, Evidence
 from mhprobe.masking.by_score import ByScore
@@ -114,12 +114,12 @@ def test_a_network_of_which_nothing_can_be_recorded_has_no_verdicts(made, monkey
     material = made().material
     counts = Counts(measures=images, maps=10, control=12, choice=15, draws=2)
     claims = {"entropy_falls_with_depth": all_claims()["entropy_falls_with_depth"]}
-    rows = judged(material, claims, maps={}, counts=counts)["claims"].table
+    rows = verdicts_on(material, claims, maps={}, counts=counts)["claims"].table
     assert rows.dicts()[0]["verdict"]  # the control
     monkeypatch.setattr("mhprobe.framework.questions.material.look", refuse)
     blind = dataclasses.replace(material, store=None, measurements=Measurements())
     with pytest.raises(UserError, match="the record refuses"):
-        judged(blind, claims, maps={}, counts=counts)
+        verdicts_on(blind, claims, maps={}, counts=counts)
 
 
 def test_an_order_that_claims_judge_keeps_the_limits_of_its_curve(made, monkeypatch):
@@ -200,7 +200,7 @@ def test_a_network_that_guesses_has_no_accuracy_to_lose(made):
     ],
 )
 def test_a_claim_that_cannot_be_asked_says_why_and_is_counted(made, build, claim, reason):
-    verdicts = ask(chosen([claim, "most_heads_can_go"]), made(build))
+    verdicts = ask(claims_named([claim, "most_heads_can_go"]), made(build))
     assert set(verdicts) == {claim, "most_heads_can_go"}
     assert verdicts[claim].word == "not applicable" and reason in verdicts[claim].reason
     assert verdicts["most_heads_can_go"].word != "not applicable"
@@ -209,7 +209,7 @@ def test_a_claim_that_cannot_be_asked_says_why_and_is_counted(made, build, claim
 def test_images_without_labels_have_no_accuracy(made, monkeypatch):
     evidence = made()
     monkeypatch.setattr(ImageData, "unlabelled", True)
-    verdicts = ask(chosen(["one_head_is_enough", "entropy_falls_with_depth"]), evidence)
+    verdicts = ask(claims_named(["one_head_is_enough", "entropy_falls_with_depth"]), evidence)
     assert verdicts["one_head_is_enough"].word == "not applicable"
     assert "no labels" in verdicts["one_head_is_enough"].reason
     assert verdicts["entropy_falls_with_depth"].word != "not applicable"

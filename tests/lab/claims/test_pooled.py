@@ -8,9 +8,9 @@ from scipy import stats
 
 from layouts import layout_of
 from mhprobe.errors import UserError
-from mhprobe.lab.claims.parts.asking import rows_of
+from mhprobe.lab.claims.parts.asking import verdict_rows
 from mhprobe.lab.claims.parts.claim import all_claims
-from mhprobe.lab.claims.parts.estimates import Estimate, mean_of, share
+from mhprobe.lab.claims.parts.estimates import Estimate, mean_over_heads, share_of_heads
 from mhprobe.lab.claims.parts.judge import judge
 from mhprobe.lab.claims.parts.pooled import judge_together, pooled
 
@@ -22,13 +22,13 @@ LAYOUT = layout_of(6, 6, 6, 6)
 def row(name: str, estimate: Estimate | UserError) -> dict[str, object]:
     """The row of a claim in the table of a run."""
     claims = {name: all_claims()[name]}
-    (one,) = rows_of(claims, judge(claims, {name: estimate}), {})
+    (one,) = verdict_rows(claims, judge(claims, {name: estimate}), {})
     return one
 
 
 def counted(found: int, heads: int, beyond: float = 0.0) -> Estimate:
     heads_with = torch.arange(heads) < found
-    return share(heads_with, ~heads_with).beyond(beyond)
+    return share_of_heads(heads_with, ~heads_with).beyond(beyond)
 
 
 def test_shares_of_several_networks_are_the_share_of_all_their_heads():
@@ -58,7 +58,7 @@ def test_the_mean_over_networks_holds_the_truth():
     draws, missed, wide = 200, 0, []
     for _ in range(draws):
         networks = [
-            mean_of(LAYOUT, size * torch.randn(24, generator=random, dtype=torch.float64))
+            mean_over_heads(LAYOUT, size * torch.randn(24, generator=random, dtype=torch.float64))
             for size in (0.5, 1.0, 2.0)
         ]
         found = pooled([row(FALLS, estimate) for estimate in networks])
@@ -70,7 +70,10 @@ def test_the_mean_over_networks_holds_the_truth():
 
 def test_what_is_over_images_is_not_pooled():
     """The test images of all networks are the same."""
-    over_images = {**row(FALLS, mean_of(LAYOUT, torch.randn(24).double())), "over": "images"}
+    over_images = {
+        **row(FALLS, mean_over_heads(LAYOUT, torch.randn(24).double())),
+        "over": "images",
+    }
     with pytest.raises(UserError, match="0 networks have an effect over heads"):
         pooled([over_images, over_images])
     of_heads = {**over_images, "over": "heads"}

@@ -17,7 +17,7 @@ import runs
 from mhprobe.errors import UserError
 from mhprobe.framework.questions.masking import Masking
 from mhprobe.framework.questions.plan import Question
-from mhprobe.lab.claims.parts.asking import quoted
+from mhprobe.lab.claims.parts.asking import with_verdicts
 from mhprobe.lab.claims.parts.claim import all_claims
 from mhprobe.lab.claims.parts.evidence import Evidence
 from mhprobe.lab.claims.parts.judge import judge
@@ -110,9 +110,9 @@ def test_the_verdict_stands_below_the_caption_on_both_pages(tmp_path, monkeypatc
 
 def test_a_figure_without_claims_is_left_as_it_is():
     question = Question("figure_1", lambda material: {})
-    assert quoted(question, "byun_kim") is question
+    assert with_verdicts(question, "byun_kim") is question
     assert (
-        quoted(dataclasses.replace(question, name="table_1"), "byun_kim").made_from
+        with_verdicts(dataclasses.replace(question, name="table_1"), "byun_kim").made_from
         != question.made_from
     )
 
@@ -124,7 +124,8 @@ def test_curves_that_are_not_what_the_claim_is_about_are_not_searched_again(sele
     material = SimpleNamespace(masking=masking, data=data, layout=None, twin=None)
     results = {"figure_8_curves": Result(caption="Curves.")}
     assert (
-        quoted(Question("figure_8", lambda material: results), "byun_kim").ask(material) == results
+        with_verdicts(Question("figure_8", lambda material: results), "byun_kim").ask(material)
+        == results
     )
 
 

@@ -207,12 +207,15 @@ def test_no_number_for_a_plant_is_a_coin_and_counts(rows_of):
 
 
 def test_images_change_where_they_are_told_to_and_nowhere_else():
-    whole, other = canvas.draw(8, 3), canvas.draw(8, 3, marked=(canvas.draw(8, 3).marks + 1) % 4)
+    whole, other = (
+        canvas.draw_images(8, 3),
+        canvas.draw_images(8, 3, marked=(canvas.draw_images(8, 3).marks + 1) % 4),
+    )
     corner = torch.zeros(32, 32, dtype=torch.bool)
     corner[:4, :4] = True
     changed = (whole.images != other.images).any(1).any(0)
     assert changed[corner].any() and not changed[~corner].any()
-    shown = canvas.draw(8, 3, shown=(whole.labels + 1) % 4)
+    shown = canvas.draw_images(8, 3, shown=(whole.labels + 1) % 4)
     changed = (whole.images != shown.images).any(1)
     assert (changed <= whole.objects.bool()).all() and changed.any()
 

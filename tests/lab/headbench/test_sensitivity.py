@@ -16,7 +16,7 @@ from mhprobe.headbench import main
 from mhprobe.lab.headbench import sensitivity as module
 from mhprobe.lab.headbench.bench import entries
 from mhprobe.lab.headbench.grafts import GRADES, Graft, known_grafts
-from mhprobe.lab.headbench.network import Network, digits
+from mhprobe.lab.headbench.network import TrainedNetwork, digits
 from mhprobe.lab.headbench.sensitivity import half_reached, places, sensitivities
 from mhprobe.measures.base import Measure
 from mhprobe.report.figures import headbench
@@ -24,8 +24,8 @@ from models import tiny_vit
 
 
 @pytest.fixture(scope="module")
-def trained() -> Network:
-    return Network(0)
+def trained() -> TrainedNetwork:
+    return TrainedNetwork(0)
 
 
 def test_grafts_are_found_by_their_names_and_name_measures_that_there_are():
@@ -106,7 +106,7 @@ class WeightOf(Measure):
         }
 
 
-class Stub(Network):
+class Stub(TrainedNetwork):
     def __init__(self, seed):
         self.seed, self.right, self.family = seed, 1.0, "vit"
         self.model = tiny_vit(img_size=8, patch_size=4, num_classes=10)
@@ -120,7 +120,7 @@ class Stub(Network):
 @pytest.fixture
 def run(monkeypatch):
     def go(makes=None, entered=(), seeds=range(3), graft=Marked, draws=2):
-        monkeypatch.setattr(module, "Network", Stub)
+        monkeypatch.setattr(module, "TrainedNetwork", Stub)
         monkeypatch.setattr(module, "known_grafts", lambda: {"marked": graft()})
         scores = module._scores
 

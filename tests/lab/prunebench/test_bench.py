@@ -26,7 +26,7 @@ from mhprobe.masking.search.racing import Racing
 from mhprobe.masking.turns import Turns
 from mhprobe.pages.benches import ranked
 from mhprobe.pages.html import write_comparison
-from mhprobe.pages.several import lines, several
+from mhprobe.pages.several import groups_in_words, several
 from mhprobe.report.figures.pruned import pareto
 from mhprobe.report.result import Sample
 from mhprobe.report.runs.run import read_run, read_runs
@@ -521,7 +521,7 @@ def test_networks_of_several_benches_are_ranked_together(trained, tmp_path):
         mhprobe.prunebench.run(cfg, folder)
     results = several(read_runs([folders["one"], folders["two"]]))
     result = results["prunebench_ranking"]
-    (line,) = lines(results)
+    (line,) = groups_in_words(results)
     assert line.startswith("At 60 % of the FLOPs ") and "repaired, networks: 2)" in line
     page = write_comparison(
         read_runs([folders["one"], folders["two"]]), tmp_path / "page.html", result
@@ -557,7 +557,7 @@ def test_networks_of_several_benches_are_ranked_together(trained, tmp_path):
         several(read_runs([folders["two"], folders["few"]]))
     assert "prunebench_ranking" not in several(read_runs([folders["one"], trained.folder]))
     both = read_runs([folders["one"], folders["two"], trained.folder, again.folder])
-    assert len(lines(several(both))) > 2  # these have others
+    assert len(groups_in_words(several(both))) > 2  # these have others
     # one network is no repeat of itself, as in a sweep over seeds; beside another one nobody can
     # say which to take
     shutil.copytree(folders["one"], tmp_path / "copy")

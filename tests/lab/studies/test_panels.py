@@ -17,7 +17,7 @@ import mhprobe
 from drawn import assert_nothing_is_clipped
 from mhprobe.backbones.parts.timm_models import patch_embedding, stem_of
 from mhprobe.data.batch import Batch
-from mhprobe.data.draws import evenly
+from mhprobe.data.draws import evenly_spread
 from mhprobe.errors import UserError
 from mhprobe.framework.questions.measured import measured
 from mhprobe.gates.hard_concrete import HardConcrete
@@ -26,11 +26,11 @@ from mhprobe.lab.papers import voita
 from mhprobe.lab.papers.panels import maps as maps_panel
 from mhprobe.lab.papers.panels.attention import around_the_favourite
 from mhprobe.lab.papers.panels.clusters import alike, cluster, scaled
-from mhprobe.lab.papers.panels.columns import functions, pairs_of
+from mhprobe.lab.papers.panels.columns import functions, pairs_of_block
 from mhprobe.lab.papers.panels.frequencies import (
     accuracies,
-    halves,
     log_amplitude,
+    low_and_high,
     ring_noise,
     without,
 )
@@ -41,10 +41,10 @@ from mhprobe.lab.papers.panels.masking import cells, kinds, phases
 from mhprobe.lab.papers.panels.relations import (
     RELATIONS,
     Queries,
-    answers,
     offset_words,
     probe,
     right_keys,
+    scored_answers,
     summary,
 )
 from mhprobe.lab.papers.panels.two_views import between, other_way
@@ -117,7 +117,7 @@ def test_a_blurred_map_has_less_high_frequency_than_a_sharp_one():
     torch.manual_seed(0)
     sharp = torch.randn(8, 8, dtype=torch.float64)
     smooth = (sharp + sharp.roll(1, 0) + sharp.roll(1, 1) + sharp.roll((1, 1), (0, 1))) / 4
-    a, b = (halves(log_amplitude(x)) for x in (sharp, smooth))
+    a, b = (low_and_high(log_amplitude(x)) for x in (sharp, smooth))
     assert b["high_half"] - b["low_half"] < a["high_half"] - a["low_half"]
     expected = np.fft.fftshift(np.log(np.abs(np.fft.fft2(sharp.numpy())) + 1e-6))
     np.testing.assert_allclose(log_amplitude(sharp).numpy(), expected, rtol=1e-9)
@@ -388,7 +388,9 @@ def test_pairs_can_be_chosen_and_one_that_was_not_compared_is_refused(draw, pair
 
 def test_options_reach_the_kind_that_they_are_of(monkeypatch):
     drawn = {}
-    monkeypatch.setattr(twins, "draw", lambda kind, *_, **options: drawn.update({kind: options}))
+    monkeypatch.setattr(
+        twins, "draw_measure", lambda kind, *_, **options: drawn.update({kind: options})
+    )
     layout = mhprobe.attach(tiny_vit()).layout
     about = SimpleNamespace(
         kind="per_head", also=(), label="", axes={}, needs=set(), layout=layout, **SAYS
@@ -442,7 +444,7 @@ def test_a_head_that_looks_at_its_partner_follows_that_relation_alone(build):
     attn = torch.rand(1, len(token), 1, *looks.shape[1:], dtype=torch.float64) * 0.1
     attn[0, :, 0] += looks
     piece = Piece(0, slice(0, 1), site, places, torch.tensor([0]), torch.tensor([0]), attn)
-    (partners, offsets, even), (control, down, _) = answers(piece, right)
+    (partners, offsets, even), (control, down, _) = scored_answers(piece, right)
     assert partners.item() == 1 and control.item() < 0.2
     assert (
         even.item() < 0.5
@@ -703,7 +705,11 @@ def test_a_map_is_judged_against_random_orders_of_the_same_image(monkeypatch):
 
 
 def test_images_spread_over_a_split_are_of_several_classes():
-    assert evenly(3, 900) == [150, 450, 750] and evenly(5, 2) == [0, 1] and evenly(1, 1) == [0]
+    assert (
+        evenly_spread(3, 900) == [150, 450, 750]
+        and evenly_spread(5, 2) == [0, 1]
+        and evenly_spread(1, 1) == [0]
+    )
 
 
 def test_the_kernels_of_a_head_are_the_patterns_that_it_reads():
@@ -782,9 +788,9 @@ def test_heads_across_views_are_aligned_as_the_definition_says():
 
 def test_pairs_of_a_block_are_counted_once_and_without_the_head_itself():
     value = torch.arange(16.0).view(4, 4)
-    assert pairs_of(value, slice(1, 4)).tolist() == [6, 7, 11]
+    assert pairs_of_block(value, slice(1, 4)).tolist() == [6, 7, 11]
     value[1, 2] = torch.nan
-    assert pairs_of(value, slice(1, 4)).tolist() == [7, 11]
+    assert pairs_of_block(value, slice(1, 4)).tolist() == [7, 11]
 
 
 def test_classes_fall_where_their_images_are_lost():

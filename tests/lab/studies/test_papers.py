@@ -18,7 +18,7 @@ from mhprobe.errors import UserError
 from mhprobe.framework.run import image_data, networks
 from mhprobe.framework.run.schema import Paper, PaperFigure
 from mhprobe.framework.run.sections import CONF
-from mhprobe.lab.papers.paper import caption, chosen, label
+from mhprobe.lab.papers.paper import caption, figures_named, label
 from mhprobe.report.figures import style
 
 PAPERS = sorted(path.stem for path in (CONF / "paper").glob("*.yaml"))
@@ -98,7 +98,7 @@ def test_nothing_is_drawn_twice(name):
 )
 def test_a_caption_begins_with_the_figure_of_the_paper(name, key, begins, tmp_path):
     paper = settings("vit", name, tmp_path).paper
-    assert chosen(paper, [key], []) == [key]
+    assert figures_named(paper, [key], []) == [key]
     assert caption(paper, key).startswith(begins)
 
 
@@ -312,7 +312,9 @@ def test_images_that_are_not_there_are_refused_before_a_network_is_built(
 def test_small_print_says_which_images_a_figure_is_of(tmp_path, monkeypatch):
     said = {}
     monkeypatch.setattr(
-        style, "save", lambda figure, stem, about, *more: said.update({stem.name: about}) or [stem]
+        style,
+        "save_figure",
+        lambda figure, stem, about, *more: said.update({stem.name: about}) or [stem],
     )
     mhprobe.study.run(
         settings("vit", "rollout", tmp_path, "figures=[surfaces,heads]"), tmp_path / "run"
@@ -342,12 +344,12 @@ def test_a_figure_that_cannot_be_made_is_an_error_where_it_was_asked_for(tmp_pat
 
 def test_figures_are_chosen_by_number_or_name_in_the_papers_order():
     paper = of_figures("figure_1", "table_1", "figure_3")
-    assert chosen(paper, None, []) == ["figure_1", "table_1", "figure_3"]
-    assert chosen(paper, [3, "table_1"], []) == ["table_1", "figure_3"]
+    assert figures_named(paper, None, []) == ["figure_1", "table_1", "figure_3"]
+    assert figures_named(paper, [3, "table_1"], []) == ["table_1", "figure_3"]
     with pytest.raises(UserError, match="p has figure_1, table_1, figure_3, got figure_2"):
-        chosen(paper, [2], [])
+        figures_named(paper, [2], [])
     with pytest.raises(UserError, match=r"\+paper=<name>, one of a, b"):
-        chosen(of_figures(), None, ["a", "b"])
+        figures_named(of_figures(), None, ["a", "b"])
 
 
 @pytest.mark.slow

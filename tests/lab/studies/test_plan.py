@@ -49,21 +49,21 @@ def test_every_figure_is_drawn_in_the_first_step_after_which_it_can_be():
         plan.Question("quick", dict, ("js",)),
         plan.Question("unfit", dict, ("no such",)),
     ]
-    steps = plan.steps(asked, {**MEASURES, "no such": UserError("it is none")})
+    steps = plan.planned_steps(asked, {**MEASURES, "no such": UserError("it is none")})
     assert steps == [
-        plan.Step(("svcca", "js"), (quick, unfit)),
-        plan.Step((), (own,)),
-        plan.Step(("drop",), (slow,)),
-        plan.Step(("alone",), (slower,)),
-        plan.Step((), (curved,)),
+        plan.PlannedStep(("svcca", "js"), (quick, unfit)),
+        plan.PlannedStep((), (own,)),
+        plan.PlannedStep(("drop",), (slow,)),
+        plan.PlannedStep(("alone",), (slower,)),
+        plan.PlannedStep((), (curved,)),
     ]
     assert steps[-1].curves == ("head_max",)
     slow = plan.Question("slow", dict, ("drop",))
-    assert plan.steps([slow, own], MEASURES) == [
-        plan.Step((), (own,)),
-        plan.Step(("drop",), (slow,)),
+    assert plan.planned_steps([slow, own], MEASURES) == [
+        plan.PlannedStep((), (own,)),
+        plan.PlannedStep(("drop",), (slow,)),
     ]
-    assert plan.steps([], MEASURES) == []
+    assert plan.planned_steps([], MEASURES) == []
 
 
 def test_an_estimate_looks_at_few_images():

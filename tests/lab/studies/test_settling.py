@@ -11,7 +11,7 @@ from scipy.stats import spearmanr
 
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
-from mhprobe.lab.papers.settling import Settling, agreement
+from mhprobe.lab.papers.settling import Settling, agreement_of_epochs
 from mhprobe.measures.gate_importance import GateImportance
 from mhprobe.recording.replay import Replay
 from mhprobe.report.figures import style
@@ -24,12 +24,12 @@ def test_agreement_is_spearmans():
     scores = {
         epoch: torch.randint(0, 6, (12,), generator=generator).tolist() for epoch in (4, 0, 9)
     }
-    rows = agreement(scores)
+    rows = agreement_of_epochs(scores)
     assert [(row["epoch_a"], row["epoch_b"]) for row in rows] == [(0, 4), (0, 9), (4, 9)]
     for row in rows:
         expected = spearmanr(scores[row["epoch_a"]], scores[row["epoch_b"]]).statistic  # with ties
         assert row["spearman"] == pytest.approx(expected, rel=1e-9)
-    assert agreement({0: [1.0, 1.0], 1: [1.0, 2.0]})[0]["spearman"] == 0
+    assert agreement_of_epochs({0: [1.0, 1.0], 1: [1.0, 2.0]})[0]["spearman"] == 0
 
 
 class Data(L.LightningDataModule):
@@ -97,7 +97,7 @@ def test_accuracy_is_that_of_the_model_without_its_lowest_heads(run):
 def test_the_small_print_says_that_the_images_are_of_validation(run, monkeypatch):
     said = []
     monkeypatch.setattr(
-        style, "save", lambda figure, stem, about, *more: said.append(about) or [stem]
+        style, "save_figure", lambda figure, stem, about, *more: said.append(about) or [stem]
     )
     Settling(run.report, GateImportance, shares=[0.5]).on_validation_end(run.trainer, run.model)
     assert said == ["pictures, n = 15 validation images"]

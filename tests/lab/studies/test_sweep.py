@@ -104,7 +104,7 @@ def swept(tmp_path) -> Path:
 
 
 def test_runs_come_side_by_side_with_what_tells_them_apart(swept):
-    paths = sweep.write(swept)
+    paths = sweep.write_sweep(swept)
     assert {path.name for path in paths} >= {
         "sweep.csv",
         "sweep.png",
@@ -125,12 +125,12 @@ def test_runs_come_side_by_side_with_what_tells_them_apart(swept):
 
 
 def test_the_order_of_a_tables_rows_is_of_no_matter(swept):
-    sweep.write(swept)
+    sweep.write_sweep(swept)
     expected = runs.rows(swept / "tables" / "survivors.csv")
     path = swept / "1" / "tables" / "gates.csv"  # one head left, in block 0
     header, *rows = path.read_text().splitlines()
     path.write_text("\n".join([header, *reversed(rows)]) + "\n")
-    sweep.write(swept)
+    sweep.write_sweep(swept)
     assert runs.rows(swept / "tables" / "survivors.csv") == expected
 
 
@@ -169,7 +169,7 @@ def test_labels_come_from_the_tables_of_a_probed_run(swept, tmp_path):
     (gates, _) = [run.gates for run in sweep.collect(swept)]
     probe = probed(tmp_path / "probed", [1.0, 5.0, 9.5, 7.0])
     assert labels(sweep.probe_columns(probe, gates), 4) == ["local", "local", "global", "mixed"]
-    sweep.write(swept, probe)
+    sweep.write_sweep(swept, probe)
     found = {
         (r["run"], r["group"]): r["kept"]
         for r in runs.rows(swept / "tables" / "survivors.csv")
@@ -190,7 +190,7 @@ def test_rare_patches_and_objects_are_functions_that_may_survive(swept, tmp_path
         Report(probe).add(
             {table: Result(Table(["head", "site", "value", "chance"], rows, "per_head"))}
         )
-    sweep.write(swept, probe)
+    sweep.write_sweep(swept, probe)
     found = [
         row
         for row in runs.rows(swept / "tables" / "survivors.csv")
@@ -219,7 +219,7 @@ def test_a_probed_run_of_the_same_images_says_how_good_the_whole_model_is(
     drawn = []
     draw = pruned.retained
     monkeypatch.setattr(pruned, "retained", lambda *given: drawn.append(given[3]) or draw(*given))
-    sweep.write(swept, probe)
+    sweep.write_sweep(swept, probe)
     assert drawn == [whole]
 
 
@@ -228,26 +228,28 @@ def test_a_probe_of_another_model_gives_no_labels(swept, tmp_path):
     with pytest.raises(
         UserError, match=r"gates\.csv.*larger.*expected 0 to 3, got '4'.*another model"
     ):
-        sweep.write(swept, more_heads)
+        sweep.write_sweep(swept, more_heads)
     for number in (0, 1):
         path = swept / str(number) / "tables" / "gates.csv"
         rows = runs.rows(path)
         write_csv(path, Table([*rows[0], "layout"], [[*row.values(), "0123abcd"] for row in rows]))
     other = probed(tmp_path / "other", [1.0, 5.0, 9.5, 7.0], layout="4567abcd")
     with pytest.raises(UserError, match=r"gates\.csv.*other.*another model.*4567abcd.*0123abcd"):
-        sweep.write(swept, other)
-    assert sweep.write(swept, probed(tmp_path / "same", [1.0, 5.0, 9.5, 7.0], layout="0123abcd"))
+        sweep.write_sweep(swept, other)
+    assert sweep.write_sweep(
+        swept, probed(tmp_path / "same", [1.0, 5.0, 9.5, 7.0], layout="0123abcd")
+    )
 
 
 def test_runs_of_two_models_are_no_sweep(swept):
     make_run(swept / "3", 0.2, [1, 0, 0, 0, 1], 0.7)
     with pytest.raises(UserError, match=r"two models, . heads .* and . "):
-        sweep.write(swept)
+        sweep.write_sweep(swept)
 
 
 def test_a_folder_without_such_runs_and_a_damaged_one_are_refused(swept, tmp_path):
     with pytest.raises(UserError, match="no finished run"):
-        sweep.write(tmp_path / "0")
+        sweep.write_sweep(tmp_path / "0")
     path = swept / "0" / "tables" / "gates.csv"
     text = path.read_text()
     for kept in ("yes", "0"):  # no number; no head is left
@@ -255,10 +257,10 @@ def test_a_folder_without_such_runs_and_a_damaged_one_are_refused(swept, tmp_pat
         with pytest.raises(
             UserError, match=r"gates\.csv, column kept: expected 0 or 1, and a head with 1"
         ):
-            sweep.write(swept)
+            sweep.write_sweep(swept)
     (swept / "0" / "metrics.json").write_text("{")
     with pytest.raises(UserError, match="damaged"):
-        sweep.write(swept)
+        sweep.write_sweep(swept)
 
 
 def test_a_strangers_runs_are_read_as_data(swept, tmp_path, monkeypatch):
@@ -270,11 +272,11 @@ def test_a_strangers_runs_are_read_as_data(swept, tmp_path, monkeypatch):
         UserError,
         match=r"sweep: .*0 is damaged \(tables/gates\.csv: a link, which is not followed\)",
     ):
-        sweep.write(swept)
+        sweep.write_sweep(swept)
     gates.unlink(), elsewhere.rename(gates)
     beside, drawn = tmp_path / "whole.json", []
     monkeypatch.setattr(pruned, "retained", lambda *given: drawn.append(given[3]))
-    sweep.write(swept), sweep.write(swept, whole=beside.with_suffix(".safetensors"))
+    sweep.write_sweep(swept), sweep.write_sweep(swept, whole=beside.with_suffix(".safetensors"))
     assert drawn == [None, 0.93]
     for text in (
         "[1]",
@@ -285,7 +287,7 @@ def test_a_strangers_runs_are_read_as_data(swept, tmp_path, monkeypatch):
     ):
         beside.write_text(text)
         with pytest.raises(UserError):
-            sweep.write(swept, whole=beside.with_suffix(".safetensors"))
+            sweep.write_sweep(swept, whole=beside.with_suffix(".safetensors"))
     beside.write_text('{"made": {"test/accuracy": 0.93}}')
     with pytest.raises(
         UserError, match="no test accuracy on the images"
@@ -293,6 +295,6 @@ def test_a_strangers_runs_are_read_as_data(swept, tmp_path, monkeypatch):
         sweep._whole(beside.with_suffix(".safetensors"), {})
     beside.unlink(), os.mkfifo(beside)
     with pytest.raises(UserError, match=r"not an ordinary file"):
-        sweep.write(swept, whole=beside.with_suffix(".safetensors"))
+        sweep.write_sweep(swept, whole=beside.with_suffix(".safetensors"))
     (swept / "3").symlink_to(swept / "1")
     assert [run.name for run in sweep.collect(swept)] == ["1", "0"]

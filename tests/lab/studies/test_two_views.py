@@ -15,7 +15,7 @@ from mhprobe.lab.papers.panels.two_views import (
     RELATION,
     Views,
     other_view,
-    side_by_side,
+    shifted_pairs,
     two_views,
     without_heads,
 )
@@ -38,7 +38,7 @@ def test_the_patch_in_the_other_view_shows_the_same():
     torch.manual_seed(0)
     pictures = torch.rand(3, 3, GRID[0] * PIXELS, GRID[1] * PIXELS)
     moved = torch.tensor([0, 1, 3])
-    both = side_by_side(pictures, GRID[0], moved)
+    both = shifted_pairs(pictures, GRID[0], moved)
     assert both.shape == pictures.shape
     for number, there in enumerate(other_view(GRID, moved).tolist()):
         cells = patches_of(both[number])

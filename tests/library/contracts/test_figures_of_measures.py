@@ -113,11 +113,13 @@ def test_every_figure_draws_what_its_measures_give_and_clips_nothing(name, found
         assert_nothing_is_clipped(figure)
         drawn += 1
         if drawn == 1:
-            style.save(figure, tmp_path / name)
+            style.save_figure(figure, tmp_path / name)
         if drawn <= WITH_CONTROL:
             beside = {**columns, "random_init": columns["value"] / 2}
             assert_nothing_is_clipped(DRAWS[name](layout, beside, asking.label, asking.axes))
-            below = twins.draw(name, layout, beside, asking.label, asking.axes, control=columns)
+            below = twins.draw_measure(
+                name, layout, beside, asking.label, asking.axes, control=columns
+            )
             assert_nothing_is_clipped(below)
             assert_fits_paper(below)
     if not drawn and not any(

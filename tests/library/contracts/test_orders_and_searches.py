@@ -23,13 +23,13 @@ import mhprobe.masking.search
 import runs
 from layouts import layout_of
 from mhprobe.data.batch import Batch
-from mhprobe.framework.run.sections import options as names_of
+from mhprobe.framework.run.sections import options_of_group as names_of
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Limits, Order, Scores
 from mhprobe.masking.parts.cache import MaskCache, cache_key, describe
 from mhprobe.masking.parts.curve import known_orders
 from mhprobe.masking.parts.units import constrain, make_units, targets_of
-from mhprobe.masking.search.base import Step
+from mhprobe.masking.search.base import SearchStep
 from mhprobe.scoring.parts.evaluate import Evaluator
 from models import images_for, labels_for, make_loud, tiny_swin, tiny_vit
 from oracles import masking as oracle
@@ -310,7 +310,7 @@ def test_with_few_candidates_and_images_every_search_chooses_as_the_oracle_does(
     search, prefers, seed
 ):
     table = Margins(layout_of(12), seed)
-    step = Step(torch.zeros(12, dtype=torch.bool), torch.eye(12, dtype=torch.bool), prefers)
+    step = SearchStep(torch.zeros(12, dtype=torch.bool), torch.eye(12, dtype=torch.bool), prefers)
     choice = search.choose(step, table)
     expected, _ = oracle.greedy([frozenset([head]) for head in range(12)], table.score, prefers > 0)
     assert choice.candidate == expected[0] == search.choose(step, table).candidate
@@ -320,5 +320,5 @@ def test_with_few_candidates_and_images_every_search_chooses_as_the_oracle_does(
 
 
 def test_every_search_takes_the_only_candidate(search):
-    step = Step(torch.zeros(12, dtype=torch.bool), torch.eye(12, dtype=torch.bool)[3:4], 1)
+    step = SearchStep(torch.zeros(12, dtype=torch.bool), torch.eye(12, dtype=torch.bool)[3:4], 1)
     assert search.choose(step, Margins(layout_of(12))).candidate == 0

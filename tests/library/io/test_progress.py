@@ -11,16 +11,16 @@ import sys
 import pytest
 
 from mhprobe.io import progress as shown
-from mhprobe.io.progress import best, duration, progress, screen, stage
+from mhprobe.io.progress import announce_stage, duration, progress, screen, show_best
 
 log = logging.getLogger("mhprobe.somewhere")
 
 
 def work() -> None:
-    stage("masking curve 1 of 2: head_max")
+    announce_stage("masking curve 1 of 2: head_max")
     with progress("head_max on test", 30) as done:
         done(10, "head_max on test, step 1")
-        best("91.0 %")
+        show_best("91.0 %")
         log.info("an event")
         log.debug("a detail")
         done(20)

@@ -17,7 +17,7 @@ RIGHT = torch.tensor([True, False, True, True])
 
 
 def kept(folder):
-    return stored.read(folder, "key")
+    return stored.read_columns(folder, "key")
 
 
 def test_tensors_come_back_with_what_was_said_of_them(tmp_path):
@@ -29,7 +29,7 @@ def test_tensors_come_back_with_what_was_said_of_them(tmp_path):
 
 @pytest.mark.parametrize("edit", ["a value", "what is said of it", "no digest"])
 def test_numbers_that_somebody_edited_are_measured_again(tmp_path, edit):
-    stored.write(tmp_path, "key", VALUES)
+    stored.write_columns(tmp_path, "key", VALUES)
     path = tmp_path / "key.safetensors"
     assert kept(tmp_path).columns["value"][0] == 0.5
     tensors, about = unpacked(path)
@@ -50,7 +50,7 @@ def unpacked_digest(path) -> str:
 
 
 def test_every_bit_that_flips_is_seen(tmp_path):
-    stored.write(tmp_path, "key", VALUES)
+    stored.write_columns(tmp_path, "key", VALUES)
     path = tmp_path / "key.safetensors"
     data = path.read_bytes()
     for place in range(8, len(data), 5):

@@ -16,7 +16,7 @@ from mhprobe.data.base import ImageData, InputSpec
 from mhprobe.data.batch import Batch
 from mhprobe.data.images import ImageFolder
 from mhprobe.errors import UserError
-from mhprobe.framework.questions.gallery import gallery, opened
+from mhprobe.framework.questions.gallery import gallery, open_images
 from mhprobe.maps.attention import Attention
 from mhprobe.maps.attention_patch import AttentionPatch
 from mhprobe.maps.base import MapKind
@@ -284,7 +284,7 @@ def test_a_file_stands_beside_images_of_the_data(tmp_path):
     wide[:, 16:32] = 200  # the middle, which is what a square keeps
     Image.fromarray(wide.numpy()).save(photo)
     data = Stored()
-    batch = opened(data, [2, str(photo), 0])
+    batch = open_images(data, [2, str(photo), 0])
     assert batch.labels.tolist() == [2, -1, 0]
     assert torch.equal(batch.images[0], data.pixels[2]) and torch.equal(
         batch.images[2], data.pixels[0]
@@ -306,7 +306,7 @@ def test_a_file_stands_beside_images_of_the_data(tmp_path):
 )
 def test_images_that_are_not_there_are_refused(images, said):
     with pytest.raises(UserError, match=said) as caught:
-        opened(Stored(), images)
+        open_images(Stored(), images)
     assert str(caught.value).startswith("images: ")
 
 
@@ -315,7 +315,7 @@ def test_a_file_of_a_terabyte_is_refused_unread(tmp_path):
     with giant.open("wb") as file:
         file.truncate(2**40)  # a sparse file: nothing of it is on the disk
     with pytest.raises(UserError, match=r"^images: .*giant\.png claims 1,099,511,627,776 bytes"):
-        opened(Stored(), [str(giant)])
+        open_images(Stored(), [str(giant)])
 
 
 def test_a_map_that_explains_the_label_needs_one(tmp_path):

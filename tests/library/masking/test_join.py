@@ -18,7 +18,7 @@ from mhprobe.masking.redundant_or_inert import (
     control,
     masked_heads,
 )
-from mhprobe.report.measured import answer
+from mhprobe.report.measured import verdicts_on_curves
 from mhprobe.report.tables import masked_heads as table_of
 
 OTHERS = len(Points._fields) - 1  # than the number of heads
@@ -105,12 +105,12 @@ def test_how_many_heads_can_go_is_one_number_wherever_it_is_said():
     (found,) = totals([noisy])
     assert (found.heads_within_1_point, found.heads_shown_within_1_point) == (0, 0)
     assert list(phases(heads).values()).count("before") == 0
-    (line,) = answer([found], heads)
+    (line,) = verdicts_on_curves([found], heads)
     assert line == "c on test: 0 heads are shown to cost less than one point of accuracy"
     heads = masked_heads(CURVE, {"s": similarity({(0, 5): 0.9})}, NORM)
     (found,) = totals([CURVE])
     assert found.heads_shown_within_1_point == list(phases(heads).values()).count("before") == 2
-    (line,) = answer([found], heads)
+    (line,) = verdicts_on_curves([found], heads)
     assert line.startswith("c on test: 2 heads are shown to cost less than one point of accuracy (")
     counts = line.partition(" (")[2].partition(";")[0].rstrip(")").split(", ")
     assert sum(int(count.split()[0]) for count in counts) == 2, (
@@ -341,7 +341,7 @@ def test_the_table_has_a_row_per_head_and_nothing_where_nothing_was_compared():
 
 def test_the_answer_is_a_line_per_tested_curve():
     heads = masked_heads(CURVE, {"s": similarity({(0, 5): 0.9, (3, 5): 0.3})}, NORM)
-    (line,) = answer(totals([CURVE]), heads)
+    (line,) = verdicts_on_curves(totals([CURVE]), heads)
     start = (
         "c on test: 2 heads are shown to cost less than one point of accuracy (1 redundant, 1 inert"
     )
@@ -349,14 +349,14 @@ def test_the_answer_is_a_line_per_tested_curve():
     heads = masked_heads(
         CURVE, {"s": similarity({(0, 5): 0.9, (1, 5): 0.25, (3, 5): 0.95, (4, 5): 0.9})}, NORM
     )
-    (line,) = answer(totals([CURVE]), heads)
+    (line,) = verdicts_on_curves(totals([CURVE]), heads)
     assert (
         "; of 3 needed heads 2 resemble a kept head more than chance; heads that can go resemble"
         in line
     )
     assert "kept heads no more than needed ones, p = " in line
-    (line,) = answer(
+    (line,) = verdicts_on_curves(
         totals([with_p([1.0, 0.001, 0.001, 0.001, 0.001], [0.9, 0.8, 0.7, 0.6, 0.5])]), []
     )
     assert line == "c on test: 0 heads are shown to cost less than one point of accuracy"
-    assert answer(totals([with_p(None)]), []) == []
+    assert verdicts_on_curves(totals([with_p(None)]), []) == []

@@ -24,7 +24,7 @@ from mhprobe.masking.search.exact import Exact
 from mhprobe.masking.turns import Turns
 from mhprobe.measures import Entropy, Fisher
 from mhprobe.pruning.on_path import OnPath
-from mhprobe.pruning.rounds import Shown
+from mhprobe.pruning.rounds import ShownChooser
 from mhprobe.surgery.costs import costs, count_flops, count_parameters
 from models import images_for, tiny_eva, tiny_swin, tiny_vit
 from pruned import spared
@@ -509,7 +509,7 @@ def test_a_budget_below_what_is_left_without_any_unit_is_refused_before_anything
         lambda: source.choose(
             model, Scores(None), lambda: image, layout, 1.0, 0.5
         ),  # in the first of two rounds
-        lambda: Shown(None, {"flops": least - 0.01}).check(model, 1),
+        lambda: ShownChooser(None, {"flops": least - 0.01}).check(model, 1),
     ):
         with pytest.raises(mhprobe.UserError, match=words) as error:
             refuse()

@@ -16,7 +16,7 @@ from mhprobe.masking.base import Evaluate, Scores
 from mhprobe.masking.hurt_most import HurtMost
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.parts.units import make_units
-from mhprobe.masking.search.base import Step
+from mhprobe.masking.search.base import SearchStep
 from mhprobe.masking.search.exact import ABREAST, Exact
 from mhprobe.masking.search.racing import Racing, rejected
 from mhprobe.masking.search.screened import Screened
@@ -66,8 +66,8 @@ def order_of(order, table: Margins, steps: int | None = None) -> list[int]:
     return [make_units("head", LAYOUT).names.index(name) for name in path.names]
 
 
-def step_of(table: Margins, prefers: int, number: int = 0, heads: int = 12) -> Step:
-    return Step(
+def step_of(table: Margins, prefers: int, number: int = 0, heads: int = 12) -> SearchStep:
+    return SearchStep(
         torch.zeros(heads, dtype=torch.bool),
         torch.eye(heads, dtype=torch.bool),
         prefers,

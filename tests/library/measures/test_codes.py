@@ -11,7 +11,7 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite
 from mhprobe.measures.parts import hashing
 from mhprobe.measures.parts.hashing import Pool
-from mhprobe.measures.rarity import Codes, _nearest, _spread, numbers_of, patches_of
+from mhprobe.measures.rarity import Codes, _nearest, _spread, patch_numbers, patches_of
 
 SITE = HeadSite("a", 0, 0, 1, 2, 1, None, (2, 3), (4.0, 4.0), True)
 
@@ -53,23 +53,23 @@ def test_tokens_beyond_the_image_repeat_its_edge():
 
 def test_numbers_depend_on_image_and_place_alone_and_look_random():
     x = patches_of(images(40), SITE, cells=4)
-    numbers = numbers_of(x)
-    assert torch.equal(numbers_of(x.flip(0)), numbers.flip(0)) and torch.equal(
-        numbers_of(x[3:4]), numbers[3:4]
+    numbers = patch_numbers(x)
+    assert torch.equal(patch_numbers(x.flip(0)), numbers.flip(0)) and torch.equal(
+        patch_numbers(x[3:4]), numbers[3:4]
     )
     assert len(numbers.unique()) == numbers.numel()
     assert (
-        len(numbers_of(patches_of(torch.zeros(1, 3, 8, 12), SITE, 4)).unique()) == 6
+        len(patch_numbers(patches_of(torch.zeros(1, 3, 8, 12), SITE, 4)).unique()) == 6
     )  # equal patches, other places
     # each of the upper bits is set in about half of 4,800 numbers: 0.5 +- 5 standard errors
-    many = numbers_of(patches_of(images(800, 1), SITE, cells=4)).flatten()
+    many = patch_numbers(patches_of(images(800, 1), SITE, cells=4)).flatten()
     for bit in range(63):
         assert abs((many >> bit & 1).double().mean() - 0.5) < 5 * 0.5 / len(many) ** 0.5
 
 
 def test_the_sample_does_not_depend_on_order_batches_or_repetition():
     x = patches_of(images(30), SITE, cells=4)
-    numbers = numbers_of(x)
+    numbers = patch_numbers(x)
     whole, parts = Pool(50), Pool(50)
     whole.add(numbers.flatten(), [x.flatten(0, 1)])
     for i in [*range(29, -1, -1), 3, 4]:

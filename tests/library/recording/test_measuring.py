@@ -90,7 +90,10 @@ def test_a_batch_is_summed_whole_whatever_else_is_measured_and_however_its_paddi
         Batch(images[of], labels[of], torch.arange(24)[of], valid[of])
         for of in (slice(12), slice(12, 24))
     ]
-    assert [part.stop for part in measuring.pieces(12, layout, {"grad", "attn"})] == [6, 12]
+    assert [part.stop for part in measuring.slices_of_batch(12, layout, {"grad", "attn"})] == [
+        6,
+        12,
+    ]
     of_batches = functools.partial(mhprobe.measures.GateImportance, layout, abs_at="batch")
     for make in (of_batches, functools.partial(of_batches, power=2)):
         alone = make()
@@ -281,7 +284,7 @@ def test_records_of_large_images_are_of_few_of_them_and_of_equally_many(needs):
         large = timm.create_model("vit_small_patch14_dinov2", img_size=518, num_classes=0)
     tokens, heads, blocks = 1370, 6, 12
     weights, row = 4 * blocks * heads * tokens**2, 4 * blocks * tokens * 384
-    seen = measuring.pieces(32, layout_of(large), needs)
+    seen = measuring.slices_of_batch(32, layout_of(large), needs)
     assert [image for these in seen for image in range(32)[these]] == list(range(32))
     longest = max(len(range(32)[these]) for these in seen)
     if needs == {"grad"}:
@@ -289,8 +292,8 @@ def test_records_of_large_images_are_of_few_of_them_and_of_equally_many(needs):
     else:
         assert longest == 1, f"one takes {weights / 2**30:.2f} GiB and more"
     small = mhprobe.attach(tiny_vit()).layout
-    assert measuring.pieces(8, small, needs) == [slice(0, 8)]
-    assert measuring.pieces(0, small, needs) == [slice(0, 0)]
+    assert measuring.slices_of_batch(8, small, needs) == [slice(0, 8)]
+    assert measuring.slices_of_batch(0, small, needs) == [slice(0, 0)]
 
 
 @pytest.mark.parametrize("build", [tiny_vit, tiny_swin])

@@ -169,7 +169,9 @@ def test_both_colour_bars_of_kind_ratios_have_their_ends_and_grey_is_explained(e
     some[0] = torch.nan
     gone = {"registers": torch.nan * one, "uniform_registers": one}  # of no head: no row
     found = {"self": most * one, "uniform_self": one, "above": some, "uniform_above": one, **gone}
-    figure = twins.draw("kind_ratios", layout, found, "share", None, {**found, "self": 1.01 * one})
+    figure = twins.draw_measure(
+        "kind_ratios", layout, found, "share", None, {**found, "self": 1.01 * one}
+    )
     figure.draw_without_rendering()
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["self", "above"]
     bars = [axes for axes in figure.axes if hasattr(axes, "_colorbar")]

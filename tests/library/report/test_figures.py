@@ -386,10 +386,10 @@ def test_saved_figures_are_whole_and_reproducible(tmp_path):
     def draw():
         return per_head(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
 
-    png, pdf = style.save(draw(), tmp_path / "figures" / "v1.5_importance")
+    png, pdf = style.save_figure(draw(), tmp_path / "figures" / "v1.5_importance")
     assert (png.name, pdf.name) == ("v1.5_importance.png", "v1.5_importance.pdf")
     assert png.read_bytes().startswith(b"\x89PNG") and pdf.read_bytes().startswith(b"%PDF")
-    again = style.save(draw(), tmp_path / "again")
+    again = style.save_figure(draw(), tmp_path / "again")
     assert [path.read_bytes() for path in again] == [png.read_bytes(), pdf.read_bytes()]
 
 
@@ -399,7 +399,7 @@ def test_text_in_a_pdf_is_in_fonts_that_publishers_take(tmp_path, monkeypatch):
 
     def fonts() -> bytes:
         figure = per_head(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
-        return style.save(figure, tmp_path / "a")[1].read_bytes()
+        return style.save_figure(figure, tmp_path / "a")[1].read_bytes()
 
     assert b"/Type3" not in fonts() and b"/CIDFontType2" in fonts()
     monkeypatch.setitem(style.STYLE, "pdf.fonttype", 3)
@@ -416,7 +416,7 @@ def test_a_figures_file_says_what_made_it(tmp_path):
     made = origin("study", tmp_path)
     assert made["command"] == "python -m mhprobe.study +paper=voita weights=vit.safetensors"
     figure = per_head(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
-    png, pdf = style.save(figure, tmp_path / "a", origin=made)
+    png, pdf = style.save_figure(figure, tmp_path / "a", origin=made)
     text = Image.open(png).text
     assert text["Source"] == made["command"] and text["Comment"] == f"commit {made['commit']}"
     assert text["Software"] == f"mhprobe {mhprobe.__version__}"
@@ -458,14 +458,14 @@ def test_small_print_says_what_a_figure_is_of_below_everything_else(tmp_path):
         return per_head(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
 
     plain, signed = (
-        style.save(draw(), tmp_path / name, about)
+        style.save_figure(draw(), tmp_path / name, about)
         for name, about in (("a", ""), ("b", "vit, n = 360"))
     )
     assert (
         b"n = 360" not in plain[1].read_bytes() and plain[0].read_bytes() != signed[0].read_bytes()
     )
     figure = draw()
-    style.save(figure, tmp_path / "c", "vit, n = 360")
+    style.save_figure(figure, tmp_path / "c", "vit, n = 360")
     (text,) = figure.texts
     assert text.get_text() == "vit, n = 360" and text.get_position()[1] <= 0
 

@@ -11,7 +11,7 @@ from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.lab.papers.causal_gates import ROLES, roles
 from mhprobe.measures.parts.functions import LABELS
 from mhprobe.report.figures import gates, pruned
-from mhprobe.report.figures.style import COLOURS, save
+from mhprobe.report.figures.style import COLOURS, save_figure
 from mhprobe.stats.survival import survivors
 
 
@@ -120,7 +120,7 @@ def test_survivors_of_a_single_block_leave_a_page_without_panels(tmp_path):
     figure = pruned.survival(
         survivors("0", [1, 0, 1], {"stage": [("stage 0",)] * 3, "block": [("block 0",)] * 3})
     )
-    assert not figure.axes and save(figure, tmp_path / "survivors", about="cifar10")
+    assert not figure.axes and save_figure(figure, tmp_path / "survivors", about="cifar10")
 
 
 def test_runs_that_keep_equally_many_heads_are_points_around_their_mean():

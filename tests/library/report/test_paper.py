@@ -14,7 +14,7 @@ from layouts import LAYOUTS
 from mhprobe.masking.redundant_or_inert import Likeness
 from mhprobe.report.figures import attention, masking, pruned, runs
 from mhprobe.report.figures.heads import per_head
-from mhprobe.report.figures.style import LEAST, ONE, TWO, canvas, fit, save
+from mhprobe.report.figures.style import LEAST, ONE, TWO, canvas, fit_columns, save_figure
 from mhprobe.report.report import Report, Result, Sample
 from results import add_measure
 
@@ -44,10 +44,12 @@ def test_a_figure_that_fits_is_not_touched_and_a_wide_one_keeps_its_text_readabl
     layout = LAYOUTS["vit_base"]
     narrow = per_head(layout, {"value": torch.rand(144)}, "importance")
     size = tuple(narrow.get_size_inches())
-    assert fit(narrow).width == pytest.approx(TWO) and tuple(narrow.get_size_inches()) == size
+    assert (
+        fit_columns(narrow).width == pytest.approx(TWO) and tuple(narrow.get_size_inches()) == size
+    )
     wide = per_head(layout, ranked(layout), "importance")
     assert wide.get_figwidth() > 8
-    fit(wide)
+    fit_columns(wide)
     sizes = [text.get_fontsize() for text in wide.findobj(Text) if text.get_text()]
     assert min(sizes) == LEAST and wide.get_figwidth() < TWO + 0.3
 
@@ -59,7 +61,7 @@ def test_text_is_measured_as_wide_as_it_is_printed(tmp_path, paper):
     with canvas((1, 1)) as figure:
         figure.text(0, 0.5, "num_heads=3, " * 9, fontsize=7)
     figure.set_dpi(100)
-    png, _ = save(figure, tmp_path / "runs", about="small print", paper=paper)
+    png, _ = save_figure(figure, tmp_path / "runs", about="small print", paper=paper)
     with Image.open(png) as image:
         ink = np.asarray(image.convert("L")) < 250
     assert ink.any() and not (ink[0].any() or ink[-1].any() or ink[:, 0].any() or ink[:, -1].any())
@@ -76,7 +78,7 @@ def test_the_smallest_text_of_a_figure_decides_for_one_column():
     columns = {name: torch.rand(72) for name in ("attention", "value", "uniform_attention")}
     figure = attention.special_keys(LAYOUTS["vit"], columns, "ratio of slopes")
     assert 3.6 < figure.get_tightbbox().width < 4.6
-    assert fit(figure).width == pytest.approx(
+    assert fit_columns(figure).width == pytest.approx(
         TWO
     )  # in one column its text would be below six points
 
@@ -133,7 +135,7 @@ def interval(share):
 
 
 def test_a_figure_without_small_print_fills_its_column_too(tmp_path):
-    save(
+    save_figure(
         per_head(LAYOUTS["one head"], {"value": torch.ones(1)}, "importance"),
         tmp_path / "narrow",
         paper=True,
@@ -147,7 +149,7 @@ def test_a_figure_without_small_print_fills_its_column_too(tmp_path):
 def test_small_print_stands_clear_of_a_legend_that_hangs_below(tmp_path, paper):
     heads = [masked_head(curve, "at", Likeness(0, 0.3, 0.05), 0.1) for curve in "abcde"]
     figure = masking.maskable(heads, "svcca", 0.5)
-    save(
+    save_figure(
         figure, tmp_path / "wide", "vit_tiny_patch16_224, digits, n = 360 test images", paper=paper
     )
     with Image.open(tmp_path / "wide.png") as image:

@@ -81,7 +81,7 @@ def test_lines_that_lie_on_one_another_are_one_with_all_their_names(layout):
     found = {f"gradient_{kind}": factor * first for kind, factor in kinds.items()}
     found["gradient_far"] = found["gradient_far"].clone()
     found["gradient_far"][layout.span(len(layout.sites) - 1)] = 0  # its line ends earlier
-    figure = twins.draw(
+    figure = twins.draw_measure(
         "slopes_by_layer", layout, found, "unused", None, {**found, "gradient_self": 1.05 * first}
     )
     own, control = ({line.get_label(): line for line in axes.get_lines()} for axes in figure.axes)
@@ -96,7 +96,7 @@ def test_lines_that_lie_on_one_another_are_one_with_all_their_names(layout):
 
 def test_a_network_at_chance_has_no_empty_panel(layout):
     columns = {"drop": per_head(layout, "drop")["drop"], "p_holm": torch.ones(layout.num_heads)}
-    figure = twins.draw(
+    figure = twins.draw_measure(
         "drop_histogram", layout, columns, "unused", None, {**columns, "value": columns["drop"]}
     )
     assert len(figure.axes) == 1 and not figure.subfigs
@@ -434,7 +434,7 @@ def test_before_and_after_tuning_stand_side_by_side(layout):
         numbers = [int(text.get_text()) for text in axes.get_xticklabels(minor=True)]
         assert numbers == [head for _, head, _ in layout]
         assert axes.get_xticks(minor=True).tolist() == pytest.approx(
-            style.side_by_side(layout, 0.8)
+            style.places_of_heads(layout, 0.8)
         )
         assert all(text.get_fontsize() >= style.LEAST for text in axes.get_xticklabels(minor=True))
 

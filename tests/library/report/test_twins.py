@@ -23,7 +23,7 @@ def spectra(layout, size):
 @pytest.mark.parametrize("name", ["vit", "swin"])
 def test_axes_of_the_control_are_those_of_the_measure(name):
     layout = LAYOUTS[name]
-    figure = twins.draw(
+    figure = twins.draw_measure(
         "spectrum", layout, spectra(layout, 5.0), "slope", control=spectra(layout, 0.01)
     )
     own, control = figure.subfigs[1].axes, figure.subfigs[3].axes
@@ -44,7 +44,9 @@ def test_ticks_of_both_are_those_of_the_wider_one(wider):
         rho = torch.full((72, 72, 40), torch.nan)
         rho[..., :reach] = torch.linspace(0.9, 0.1, reach)
         columns.append({"rho": rho, "null_rho": rho / 2})
-    figure = twins.draw("coefficients", layout, columns[wider], "", control=columns[1 - wider])
+    figure = twins.draw_measure(
+        "coefficients", layout, columns[wider], "", control=columns[1 - wider]
+    )
     own, control = (part.axes[0].get_xticks().tolist() for part in figure.subfigs[1::2])
     assert own == control and max(own) > 20
 
@@ -52,7 +54,7 @@ def test_ticks_of_both_are_those_of_the_wider_one(wider):
 def test_colours_of_the_control_are_those_of_the_measure():
     layout = LAYOUTS["vit"]
     drop = torch.rand(72, 5) - 0.2
-    figure = twins.draw(
+    figure = twins.draw_measure(
         "by_class", layout, {"by_class": drop}, "", control={"by_class": drop.abs() / 100}
     )
     own, control = (part.axes[0].images[0] for part in (figure.subfigs[1], figure.subfigs[3]))
@@ -74,7 +76,7 @@ def test_numbers_in_cells_can_be_read_in_the_colours_of_both():
         "p_holm": torch.ones(72),
     }
     small = {**columns, "drop": columns["drop"] / 50}
-    figure = twins.draw("accuracy_without", layout, columns, "", control=small)
+    figure = twins.draw_measure("accuracy_without", layout, columns, "", control=small)
     own, control = (
         [text.get_color() for text in part.axes[0].texts] for part in figure.subfigs[1::2]
     )
@@ -87,7 +89,7 @@ def test_numbers_in_cells_can_be_read_in_the_colours_of_both():
 def test_marks_of_a_colour_bar_keep_their_words():
     layout = LAYOUTS["vit"]
     columns = {"value": torch.rand(72), "cls": torch.rand(72), "uniform_cls": torch.rand(72)}
-    figure = twins.draw(
+    figure = twins.draw_measure(
         "kind_ratios", layout, columns, "", control={**columns, "cls": columns["cls"] / 9}
     )
     figure.canvas.draw()
@@ -100,13 +102,13 @@ def test_marks_of_a_colour_bar_keep_their_words():
 
 def test_without_a_control_the_figure_stands_alone():
     layout = LAYOUTS["vit"]
-    assert not twins.draw("spectrum", layout, spectra(layout, 1.0), "slope").subfigs
+    assert not twins.draw_measure("spectrum", layout, spectra(layout, 1.0), "slope").subfigs
 
 
 def test_a_kind_that_draws_the_control_itself_is_drawn_once():
     layout = LAYOUTS["vit"]
     columns = {"value": torch.rand(72), "random_init": torch.rand(72)}
-    figure = twins.draw(
+    figure = twins.draw_measure(
         "by_depth", layout, columns, "distance", control={"value": columns["random_init"]}
     )
     assert not figure.subfigs
@@ -137,7 +139,7 @@ def test_an_axis_of_names_stays_as_it_is_and_the_other_is_shared():
 @pytest.mark.parametrize(("times", "boxes"), [(30.0, 2), (3.0, 0)])
 def test_a_control_that_lies_far_out_leaves_the_measure_its_room(times, boxes):
     layout = LAYOUTS["vit"]
-    figure = twins.draw(
+    figure = twins.draw_measure(
         "patching", layout, patched(layout, 0.1), "", control=patched(layout, 0.1 * times)
     )
     own, control = figure.subfigs[1].axes, figure.subfigs[3].axes

@@ -13,7 +13,7 @@ import runs
 from mhprobe.backbones import layout_of
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
-from mhprobe.framework.run.sections import options as names_of
+from mhprobe.framework.run.sections import options_of_group as names_of
 from mhprobe.masking.beam import Beam
 from mhprobe.masking.by_score import ByScore
 from mhprobe.masking.fisher import Fisher

@@ -23,7 +23,7 @@ from mhprobe.measures import Magnitude
 from mhprobe.pruning.elastic import mask_at
 from mhprobe.pruning.learned import LearnedGates
 from mhprobe.pruning.on_path import OnPath
-from mhprobe.pruning.rounds import Removal, Shown, prune
+from mhprobe.pruning.rounds import Removal, ShownChooser, prune
 from mhprobe.pruning.snapvit import SnapViT
 from mhprobe.surgery.costs import costs
 from pruned import shown
@@ -47,7 +47,7 @@ def going(order, target, model, layout, judge):
             model, judge.evaluate(model, False), judge.selection.first, layout, 1.0, 1.0
         )
         return choice.mask
-    source = Shown(order, target)
+    source = ShownChooser(order, target)
     source.check(model, 1)
     return source.choose(model, judge).mask
 
@@ -85,7 +85,9 @@ def test_with_half_every_order_chooses_in_bfloat16_and_nothing_else_is_in_it(nam
         model, _, judge = shown(KINDS)
         judge.half, order = half, ORDERS[name]()
         source = (
-            OnPath(order, target=OF_EACH) if isinstance(order, Order) else Shown(order, OF_EACH)
+            OnPath(order, target=OF_EACH)
+            if isinstance(order, Order)
+            else ShownChooser(order, OF_EACH)
         )
         choose = type(source).choose
 
@@ -130,7 +132,7 @@ def test_with_half_times_are_those_of_float32(monkeypatch):
         choose=lambda model, *_: torch.ones(layout.num_heads, dtype=torch.bool)
     )
     with judge.choosing():
-        Shown(everything, {"latency": 0.8}).choose(model, judge)
+        ShownChooser(everything, {"latency": 0.8}).choose(model, judge)
     assert half == [False, False]
 
 
@@ -141,9 +143,11 @@ def test_a_width_or_a_share_that_cannot_be_is_refused_before_the_work(name):
     model, *_ = shown(KINDS)
 
     def check(order, target):
-        (OnPath(order, target=target) if isinstance(order, Order) else Shown(order, target)).check(
-            model, 1
-        )
+        (
+            OnPath(order, target=target)
+            if isinstance(order, Order)
+            else ShownChooser(order, target)
+        ).check(model, 1)
 
     words = r"^multiple: blocks\.0\.mlp has 96 neurons, which is no multiple of 36; choose a divisor of it"
     with pytest.raises(UserError, match=words):

@@ -14,7 +14,7 @@ from mhprobe.errors import UserError
 from mhprobe.framework.run.pruning import source_of
 from mhprobe.heads import KINDS
 from mhprobe.pruning.learned import LearnedGates
-from mhprobe.pruning.rounds import Shown, prune
+from mhprobe.pruning.rounds import ShownChooser, prune
 from mhprobe.surgery.costs import count_flops
 from pruned import COUNT, shown, spared
 
@@ -27,7 +27,7 @@ def test_the_expected_flops_and_those_that_are_left_are_within_a_percent_of_the_
         open_A = LearnedGates(batch=16).fit(model, judge, [share], cost_A[None])
         assert float(1 - (cost_A * (1 - open_A)).sum()) == pytest.approx(share, abs=0.01)
         assert ((open_A < 0.1) | (open_A > 0.9)).double().mean() > 0.7  # they have decided
-        found = prune(model, judge, Shown(LearnedGates(batch=16), {"flops": share}))
+        found = prune(model, judge, ShownChooser(LearnedGates(batch=16), {"flops": share}))
         left = count_flops(found.model, judge.selection.first()[:1]) / count_flops(
             model, judge.selection.first()[:1]
         )

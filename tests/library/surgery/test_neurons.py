@@ -26,7 +26,7 @@ from mhprobe.recording.measuring import needs_of
 from mhprobe.recording.record import forward_equivalents, record
 from mhprobe.recording.replay import Replay
 from mhprobe.report import tables
-from mhprobe.surgery.costs import evenly, latency_cost
+from mhprobe.surgery.costs import latency_cost, same_share_everywhere
 from mhprobe.surgery.removal import largest_difference
 from mhprobe.surgery.repair import repair
 from mhprobe.weights.checkpoint import load_weights, save_weights
@@ -247,7 +247,7 @@ def test_the_time_of_neurons_is_found_as_that_of_heads():
     model = tiny_vit()
     layout = mhprobe.attach(model, units=KINDS).layout
     left = latency_cost(None, model, layout, images_for(model, 2), repeats=3)
-    masks = torch.stack([evenly(layout, share) for share in (0, 0.3, 0.6, 1)])
+    masks = torch.stack([same_share_everywhere(layout, share) for share in (0, 0.3, 0.6, 1)])
     assert left(masks)[0] == 1 and (left(masks).diff() <= 0).all() and 0 < left(masks)[-1] < 1
 
 

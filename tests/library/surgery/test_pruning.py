@@ -14,7 +14,7 @@ import mhprobe
 import runs
 from mhprobe.backbones import layout_of
 from mhprobe.data.batch import Batch
-from mhprobe.framework.run.pruning import Pruning, lines, of_pruned
+from mhprobe.framework.run.pruning import Pruning, of_pruned, stages_in_words
 from mhprobe.heads import KINDS
 from mhprobe.masking.by_score import ByScore
 from mhprobe.masking.fisher import Fisher
@@ -155,8 +155,8 @@ def test_rounds_choose_anew_on_what_is_left_and_repair_towards_it(model, monkeyp
     assert masked.flops > pruned.flops and masked.parameters > pruned.parameters
     assert all(row.low <= row.accuracy <= row.high and row.images == 23 for row in found.stages)
     assert layout_of(found.model).num_heads == 3 and layout_of(model).num_heads == 6
-    assert lines(found)[0].startswith("round 0    dense: 6 heads, accuracy ")
-    assert lines(found)[8].startswith("round 2    tuned: 3 heads, accuracy ")
+    assert stages_in_words(found)[0].startswith("round 0    dense: 6 heads, accuracy ")
+    assert stages_in_words(found)[8].startswith("round 2    tuned: 3 heads, accuracy ")
 
 
 def test_every_stage_is_compared_with_the_dense_network_image_by_image(model):
@@ -317,12 +317,12 @@ def test_each_draw_has_as_many_units_of_every_kind():
     heads = layout.of("head").num_heads
     gone = torch.zeros(layout.num_heads, dtype=torch.bool)
     gone[[0, 4]], gone[heads : heads + 5] = True, True
-    masks = by_chance.drawn(gone, layout, 4, seed=1)
+    masks = by_chance.random_masks(gone, layout, 4, seed=1)
     assert masks[:, :heads].sum(1).tolist() == [2] * 4
     assert masks[:, heads:].sum(1).tolist() == [5] * 4
     assert len({tuple(mask.tolist()) for mask in masks}) > 1
-    assert masks.equal(by_chance.drawn(gone, layout, 4, seed=1))
-    assert not masks.equal(by_chance.drawn(gone, layout, 4, seed=2))
+    assert masks.equal(by_chance.random_masks(gone, layout, 4, seed=1))
+    assert not masks.equal(by_chance.random_masks(gone, layout, 4, seed=2))
 
 
 @pytest.mark.parametrize("most", [1000, 11], ids=["all test images", "some"])
@@ -336,7 +336,7 @@ def test_as_many_random_heads_are_masked_in_the_whole_network_on_the_same_images
     found = prune(model, judge, source, Removal(draws=4), rounds=2)
     where = images.some("test", most)
     shown, labels = (of["test"][where] for of in (images.data.images, images.data.labels))
-    masks = by_chance.drawn(found.gone, layout_of(model), 4, images.seed)
+    masks = by_chance.random_masks(found.gone, layout_of(model), 4, images.seed)
     assert masks.sum(1).tolist() == [3] * 4
 
     def right(mask):

@@ -12,7 +12,7 @@ from mhprobe.heads import KINDS
 from mhprobe.io import progress as shows
 from mhprobe.masking.base import Order
 from mhprobe.pruning.on_path import OnPath
-from mhprobe.pruning.rounds import Selection, Shown
+from mhprobe.pruning.rounds import Selection, ShownChooser
 from mhprobe.surgery.removal import prune_heads
 from mhprobe.surgery.repair import repair
 from pruned import shown
@@ -29,7 +29,7 @@ def lines(monkeypatch, capsys):
 def choose(method, model, judge, target):
     """As ``prune`` does, without its own work on the test images."""
     if not isinstance(method, Order):
-        return Shown(method, target).choose(model, judge)
+        return ShownChooser(method, target).choose(model, judge)
     path = OnPath(method, target=target)
     return path.choose(
         model, judge.evaluate(model, False), judge.selection.first, layout_of(model), 1.0, 1.0

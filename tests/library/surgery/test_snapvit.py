@@ -10,7 +10,7 @@ import torch
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.heads import KINDS
-from mhprobe.pruning.rounds import Shown, prune
+from mhprobe.pruning.rounds import ShownChooser, prune
 from mhprobe.pruning.snapvit import AREA, SnapViT, cheapest, cropped, evolved, slopes
 from mhprobe.scoring import base
 from mhprobe.scoring.base import looked
@@ -140,7 +140,7 @@ def test_the_budget_is_met_by_a_mix_and_the_network_stays_as_it_was():
     model, _, judge = shown(KINDS)
     before = [value.clone() for value in model.state_dict().values()]
     method = SnapViT(crops=1, generations=1, levels=2, shown=20)
-    found = prune(model, judge, Shown(method, {"flops": 0.6}))
+    found = prune(model, judge, ShownChooser(method, {"flops": 0.6}))
     left = count_flops(found.model, judge.selection.first()[:1]) / count_flops(
         model, judge.selection.first()[:1]
     )
@@ -157,7 +157,7 @@ def test_the_whole_network_is_run_once_on_the_images_that_choose(kind, times, mo
     monkeypatch.setattr(
         base, "outputs_of_split", lambda *args: walks.append(args[1]) or whole(*args)
     )
-    prune(model, judge, Shown(SnapViT(crops=1, generations=0, levels=1), {"flops": 0.8}))
+    prune(model, judge, ShownChooser(SnapViT(crops=1, generations=0, levels=1), {"flops": 0.8}))
     assert walks.count(judge.selection) == times
 
 

@@ -14,7 +14,7 @@ from mhprobe.heads import KINDS
 from mhprobe.report.figures import pruned as speed_figure
 from mhprobe.surgery import costs
 from mhprobe.surgery import speed as speed_module
-from mhprobe.surgery.costs import evenly, interleaved
+from mhprobe.surgery.costs import interleaved, same_share_everywhere
 from mhprobe.surgery.speed import median_interval, peak_memory, speed_table
 from pruned import BACKBONES, network
 
@@ -58,8 +58,18 @@ def test_a_timing_repeats_short_works_and_is_the_time_of_one(monkeypatch, second
 
 def test_heads_are_removed_evenly_and_one_always_stays():
     layout = layout_of(network("swin"))  # 2, 2, 3, 3 heads
-    assert [int(part.sum()) for part in layout.split(evenly(layout, 0.5))] == [1, 1, 2, 2]
-    assert [int(part.sum()) for part in layout.split(evenly(layout, 1.0))] == [1, 1, 2, 2]
+    assert [int(part.sum()) for part in layout.split(same_share_everywhere(layout, 0.5))] == [
+        1,
+        1,
+        2,
+        2,
+    ]
+    assert [int(part.sum()) for part in layout.split(same_share_everywhere(layout, 1.0))] == [
+        1,
+        1,
+        2,
+        2,
+    ]
 
 
 @pytest.mark.parametrize("kind", BACKBONES)

@@ -15,7 +15,7 @@ from mhprobe.backbones import build
 from mhprobe.backbones.parts.timm_models import registered
 from mhprobe.errors import UserError
 from mhprobe.framework.run import schema
-from mhprobe.pages.looking.network import chosen
+from mhprobe.pages.looking.network import network_to_look_at
 from mhprobe.pages.shrinking.recipe import open_network
 from mhprobe.weights.checkpoint import load_weights
 from mhprobe.weights.hub import find_weights
@@ -86,7 +86,7 @@ def test_a_folder_of_transformers_is_called_that_wherever_it_is_given(tmp_path):
             read()
         assert "is a model of transformers: mhprobe look takes the folder" in str(error.value), way
         assert "missing" not in str(error.value) and len(str(error.value)) < 600, way
-    chosen(folder)  # the control
+    network_to_look_at(folder)  # the control
 
 
 def test_a_folder_of_timm_is_written_for_shrink_as_the_line_says(tmp_path):
@@ -117,7 +117,7 @@ def test_look_says_how_weights_of_another_training_are_given(tmp_path):
     with pytest.raises(
         UserError, match=r"need the network's name: look <name of timm> .*--weights"
     ):
-        chosen(tmp_path / "net.pth")
+        network_to_look_at(tmp_path / "net.pth")
     for size, says in ((20_000, "at most 4096 pixels"), (0, "at least 1"), (2.5, "whole number")):
         with pytest.raises(UserError, match=says):
-            chosen("vit_tiny_patch16_224", "random", size)
+            network_to_look_at("vit_tiny_patch16_224", "random", size)

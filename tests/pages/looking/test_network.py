@@ -19,14 +19,14 @@ from mhprobe.backbones import build, input_spec
 from mhprobe.errors import UserError
 from mhprobe.pages.diffing.opened import exported, opened, pictures
 from mhprobe.pages.looking import network as module
-from mhprobe.pages.looking.network import Asked, chosen, coloured
+from mhprobe.pages.looking.network import Asked, coloured, network_to_look_at
 from models import tiny_vit
 
 
 def test_a_name_of_timms_with_weights_of_any_training(tmp_path):
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=0).eval()
     save_file(model.state_dict(), tmp_path / "w.safetensors")
-    found = chosen("vit_tiny_patch16_224", tmp_path / "w.safetensors", size=32)
+    found = network_to_look_at("vit_tiny_patch16_224", tmp_path / "w.safetensors", size=32)
     images = torch.randn(1, 3, 32, 32)
     assert torch.equal(found.model(images), model(images)) and found.spec["size"] == (32, 32)
     untrained = found.twin()
@@ -35,12 +35,12 @@ def test_a_name_of_timms_with_weights_of_any_training(tmp_path):
 
 def test_images_keep_the_size_of_the_network_and_a_large_one_says_what_is_quicker(monkeypatch):
     monkeypatch.setattr(module, "MANY", 1_000_000)
-    found = chosen("vit_tiny_patch16_224", "random", None)
+    found = network_to_look_at("vit_tiny_patch16_224", "random", None)
     assert found.spec["size"] == (224, 224)
     assert any("of 224 pixels has 1 million" in note for note in found.notes)
     assert any("untrained" in note for note in found.notes)
     monkeypatch.setattr(module, "MANY", 10_000_000)
-    assert chosen("vit_tiny_patch16_224", "random").notes == (
+    assert network_to_look_at("vit_tiny_patch16_224", "random").notes == (
         "It is untrained: its weights are random.",
     )
 
@@ -61,7 +61,7 @@ def of_two(tmp_path_factory):
 def test_foreign_weights_are_read_as_asked_and_their_colours_are_a_guess(of_two):
     path, state = of_two
     asked = Asked(prefix="student", leave_out=["decoder"])
-    found = chosen("vit_tiny_patch16_224", path, 32, asked=asked)
+    found = network_to_look_at("vit_tiny_patch16_224", path, 32, asked=asked)
     assert torch.equal(found.model.pos_embed, state["pos_embed"])
     reading = coloured(found, None, None).model.readings["mean and std"]
     assert reading.guess
@@ -69,14 +69,14 @@ def test_foreign_weights_are_read_as_asked_and_their_colours_are_a_guess(of_two)
     assert given.spec["mean"] == (0.4,) * 3
     assert not any(of.guess for of in given.readings if of.what == "mean and std")
     with pytest.raises(UserError, match="Say which one"):
-        chosen("vit_tiny_patch16_224", path, 32)
+        network_to_look_at("vit_tiny_patch16_224", path, 32)
     for options, words in (
         (Asked(prefix="student"), "prefix: is for weights of another training"),
         (Asked(leave_out=True), "leave_out: is for weights of another training"),
         (Asked(prefix=3), "prefix: expected"),
     ):
         with pytest.raises(UserError, match=words):
-            chosen("vit_tiny_patch16_224", "random", 32, asked=options)
+            network_to_look_at("vit_tiny_patch16_224", "random", 32, asked=options)
 
 
 def test_diff_reads_foreign_weights_and_deep_photographs_as_asked(of_two, tmp_path, caplog):
@@ -122,7 +122,7 @@ def test_a_folder_of_transformers(tmp_path):
     ).eval()
     model.save_pretrained(tmp_path)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1, 0.2, 0.3]}))
-    found = chosen(tmp_path)
+    found = network_to_look_at(tmp_path)
     images = torch.randn(1, 3, 28, 28)
     assert torch.equal(found.model(images).last_hidden_state, model(images).last_hidden_state)
     assert found.spec["size"] == (28, 28) and found.spec["mean"] == (0.1, 0.2, 0.3)
@@ -136,7 +136,9 @@ def test_a_folder_of_transformers_with_other_weights_than_its_settings_is_refuse
     config = transformers.ViTConfig(image_size=32, patch_size=16, num_hidden_layers=2, **sizes)
     model = transformers.ViTForImageClassification(config).eval()
     model.save_pretrained(tmp_path)
-    found = chosen(tmp_path)  # its classifier is no part of the network, and no pooler is drawn
+    found = network_to_look_at(
+        tmp_path
+    )  # its classifier is no part of the network, and no pooler is drawn
     images = torch.randn(1, 3, 32, 32)
     hidden = model.vit(images).last_hidden_state
     assert torch.equal(found.model(images).last_hidden_state, hidden)
@@ -146,7 +148,7 @@ def test_a_folder_of_transformers_with_other_weights_than_its_settings_is_refuse
     for blocks, words in ((3, "its weights lack"), (1, "its config.json leaves out")):
         path.write_text(json.dumps({**json.loads(text), "num_hidden_layers": blocks}))
         with pytest.raises(UserError, match=words):
-            chosen(tmp_path)
+            network_to_look_at(tmp_path)
 
 
 def test_sizes_of_a_folder_that_its_file_does_not_hold_cost_no_memory(tmp_path):
@@ -160,7 +162,7 @@ def test_sizes_of_a_folder_that_its_file_does_not_hold_cost_no_memory(tmp_path):
         told["model_args"] = {**sizes, **other}
         (tmp_path / "config.json").write_text(json.dumps(told))
         with pytest.raises(UserError, match=words) as error:
-            chosen(tmp_path)
+            network_to_look_at(tmp_path)
         assert len(str(error.value)) < 600
 
 
@@ -175,7 +177,7 @@ def test_what_was_pushed_to_the_hub_is_found_there(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "huggingface_hub.hf_hub_download", lambda repo, file, revision: str(tmp_path / file)
     )
-    found = chosen("hf-hub:owner/name")
+    found = network_to_look_at("hf-hub:owner/name")
     assert (
         found.name == "hf-hub:owner/name"
         and found.spec["size"] == (32, 32)
@@ -186,10 +188,10 @@ def test_what_was_pushed_to_the_hub_is_found_there(tmp_path, monkeypatch):
 
 def test_a_network_of_a_notebook_is_taken_as_it_is():
     model = tiny_vit()
-    found = chosen(model, None, None)
+    found = network_to_look_at(model, None, None)
     assert found.model is model and found.spec == input_spec(model)
     with pytest.raises(UserError):  # its sizes are no default's: nothing says how to rebuild it
-        chosen(model).twin()
+        network_to_look_at(model).twin()
 
 
 @pytest.mark.parametrize(
@@ -205,7 +207,7 @@ def test_a_network_of_a_notebook_is_taken_as_it_is():
 def test_what_is_no_network_is_answered_in_a_line(arguments, says, tmp_path):
     name, weights, size = arguments
     with pytest.raises(UserError, match=says):
-        chosen(str(tmp_path) if name == "{here}" else name, weights, size)
+        network_to_look_at(str(tmp_path) if name == "{here}" else name, weights, size)
 
 
 SMALL = dict(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=3)
@@ -227,7 +229,7 @@ def of_timm(tmp_path):
 
 
 def test_a_folder_of_timm(of_timm):
-    assert chosen(of_timm).spec["size"] == (32, 32)
+    assert network_to_look_at(of_timm).spec["size"] == (32, 32)
     build(f"local-dir:{of_timm}", pretrained=True, num_classes=0)
 
 
@@ -262,7 +264,7 @@ def test_settings_of_the_wrong_kind_or_size_are_answered_in_a_line(of_timm, text
     (of_timm / "config.json").write_text(text)
     begun = time.monotonic()
     for refused in (
-        lambda: chosen(of_timm),
+        lambda: network_to_look_at(of_timm),
         lambda: build(f"local-dir:{of_timm}", pretrained=True, num_classes=0),
     ):
         with pytest.raises(UserError) as error:
@@ -278,7 +280,7 @@ def test_a_pipe_or_a_device_in_a_folder_is_not_read(of_timm, name):
         (of_timm / name).unlink()
         make(of_timm / name)
         with pytest.raises(UserError, match=f"{name}: not an ordinary file"):
-            chosen(of_timm)
+            network_to_look_at(of_timm)
 
 
 @pytest.mark.parametrize(
@@ -301,7 +303,7 @@ def test_settings_of_transformers_of_the_wrong_kind_are_answered_in_a_line(tmp_p
     path.write_text(json.dumps({**json.loads(path.read_text()), **part}))
     begun = time.monotonic()
     with pytest.raises(UserError) as error:
-        chosen(tmp_path)
+        network_to_look_at(tmp_path)
     assert tmp_path.name in str(error.value) and time.monotonic() - begun < 60
 
 
@@ -315,4 +317,4 @@ def test_a_processor_of_the_wrong_kind_is_answered_in_a_line(tmp_path, text):
     transformers.Dinov2Model(config).save_pretrained(tmp_path)
     (tmp_path / "preprocessor_config.json").write_text(text)
     with pytest.raises(UserError, match="preprocessor_config"):
-        chosen(tmp_path)
+        network_to_look_at(tmp_path)

@@ -15,7 +15,13 @@ from located import LOCATED
 from mhprobe.backbones import attach
 from mhprobe.errors import UserError
 from mhprobe.pages.looking import seen
-from mhprobe.pages.looking.seen import Form, all_packed, attention_of_image, fitting, packed
+from mhprobe.pages.looking.seen import (
+    FormOfAttention,
+    all_packed,
+    attention_of_image,
+    form_that_fits,
+    packed_attention,
+)
 from models import tiny_registers, tiny_swin, tiny_vit
 from oracles.attention import sites_of
 
@@ -49,8 +55,8 @@ def test_a_page_has_every_weight_to_one_step_of_its_levels(make, levels):
         ..., : 18 if make is tiny_swin else 16, : 18 if make is tiny_swin else 16
     ]
     attention = attention_of_image(model, image)
-    form = Form(levels, 1)
-    read_back = unpacked(packed(attention, layout, form), layout, form)
+    form = FormOfAttention(levels, 1)
+    read_back = unpacked(packed_attention(attention, layout, form), layout, form)
     for whole, read in zip(attention, read_back, strict=True):
         largest = whole.amax(-1, keepdim=True).double()
         # half a step of the root at its top is a step of the weight; half a step of uint16
@@ -73,7 +79,9 @@ def test_queries_are_averaged_over_fields_and_prefix_tokens_are_not():
     layout = attach(model).layout
     attention = attention_of_image(model, torch.randn(1, 3, 16, 16))
     (site,) = layout.sites[:1]
-    read = unpacked(packed(attention, layout, Form(63, 2)), layout, Form(63, 2))[0][0]
+    read = unpacked(
+        packed_attention(attention, layout, FormOfAttention(63, 2)), layout, FormOfAttention(63, 2)
+    )[0][0]
     prefix, whole = site.prefix_tokens, attention[0][0].double()
     assert read.shape[1] == prefix + 4  # a grid of 4 x 4 in fields of 2 x 2
     corner = [prefix + token for token in (0, 1, 4, 5)]
@@ -90,13 +98,15 @@ def test_rows_that_are_averaged_as_they_pass_are_those_of_whole_matrices(make, m
     whole = attention_of_image(model, image)
     monkeypatch.setattr("mhprobe.heads.attention.CHUNK", 50)  # a few queries at a time
     for field in (2, 4):
-        form = Form(63, field)
+        form = FormOfAttention(63, field)
         averaged = attention_of_image(model, image, field)
         for site, mine, theirs in zip(layout.sites, averaged, whole, strict=True):
             assert (mine.shape[2] < theirs.shape[2]) == (site.windows is None)
             expected = seen._rows(theirs, site, field)
             torch.testing.assert_close(mine, expected, rtol=0, atol=1e-6)
-        read = [unpacked(packed(of, layout, form), layout, form) for of in (averaged, whole)]
+        read = [
+            unpacked(packed_attention(of, layout, form), layout, form) for of in (averaged, whole)
+        ]
         for mine, theirs in zip(*read, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=0, atol=0.04)
 
@@ -110,9 +120,9 @@ def test_a_form_that_cannot_fit_is_not_tried(monkeypatch):
         return attend(model, image, field)
 
     monkeypatch.setattr(seen, "attention_of_image", watched)
-    form, pack = fitting(model, torch.randn(1, 3, 16, 16), images=1000, room=100)
+    form, pack = form_that_fits(model, torch.randn(1, 3, 16, 16), images=1000, room=100)
     assert form == seen.FORMS[-1] and pack and tried == [seen.FORMS[-1].field]
-    fitting(model, torch.randn(1, 3, 16, 16), images=1, room=10**6)  # negative control
+    form_that_fits(model, torch.randn(1, 3, 16, 16), images=1, room=10**6)  # negative control
     assert tried[1:] == [1]
 
 
@@ -121,10 +131,12 @@ def test_the_finest_form_that_has_room_is_taken_then_images_are_left_out(monkeyp
     layout = attach(model).layout
     images = torch.randn(6, 3, 16, 16)
     attention = attention_of_image(model, images[:1])
-    sizes = [len(packed(attention, layout, Form(*form))) for form in seen.FORMS]
+    sizes = [
+        len(packed_attention(attention, layout, FormOfAttention(*form))) for form in seen.FORMS
+    ]
     assert sizes == sorted(sizes, reverse=True) and sizes[0] > 1.5 * sizes[2]
-    assert fitting(model, images[:1], 6, 6 * sizes[0])[0] == seen.FORMS[0]
-    assert fitting(model, images[:1], 6, 6 * sizes[2])[0] == seen.FORMS[2]
+    assert form_that_fits(model, images[:1], 6, 6 * sizes[0])[0] == seen.FORMS[0]
+    assert form_that_fits(model, images[:1], 6, 6 * sizes[2])[0] == seen.FORMS[2]
     monkeypatch.setattr(seen, "ROOM", 3 * sizes[-1] + sizes[-1] // 2)
     begun, done = [], []
     form, packs = all_packed(

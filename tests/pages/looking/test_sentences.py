@@ -10,7 +10,7 @@ import torch
 from layouts import layout_of, side_by_side
 from mhprobe.backbones import attach
 from mhprobe.errors import UserError
-from mhprobe.lab.headbench.canvas import draw
+from mhprobe.lab.headbench.canvas import draw_images
 from mhprobe.lab.headbench.plants import grow
 from mhprobe.pages.looking import sentences as module
 from mhprobe.pages.looking.sentences import (
@@ -18,11 +18,11 @@ from mhprobe.pages.looking.sentences import (
     SHARE,
     Facts,
     Sentence,
-    answers,
-    facts,
-    measured,
+    measure_facts,
     room,
+    rule_for,
     sentences,
+    value_in_words,
 )
 from models import tiny_vit
 
@@ -34,8 +34,8 @@ def planted() -> tuple[Facts, dict[str, tuple[int, ...]]]:
     """A network whose heads were written by hand, and which head is what."""
     canvas, plants = grow("vit", 0)
     attach(canvas.model)
-    seen = draw(IMAGES, 5)
-    return facts(canvas.model, seen.images, seen.objects), {
+    seen = draw_images(IMAGES, 5)
+    return measure_facts(canvas.model, seen.images, seen.objects), {
         plant.name: plant.heads for plant in plants
     }
 
@@ -53,8 +53,8 @@ def sharp():
 def untrained() -> Facts:
     """What is seen of a network that no rule is near to: of other seeds a head may look at bright patches."""
     model = tiny_vit(seed=1, img_size=32, depth=4)
-    seen = draw(IMAGES, 5)
-    return facts(model, seen.images, seen.objects)
+    seen = draw_images(IMAGES, 5)
+    return measure_facts(model, seen.images, seen.objects)
 
 
 def tell(name: str, known: Facts) -> Sentence | None:
@@ -95,7 +95,7 @@ def test_a_head_that_was_made_even_is_called_so_and_its_sharp_neighbours_are_not
             0  # its queries say nothing
         )
         model.blocks[2].attn.qkv.bias.zero_()
-    told = tell("even", facts(model, draw(IMAGES, 5).images))
+    told = tell("even", measure_facts(model, draw_images(IMAGES, 5).images))
     assert told.heads == (7,) and "block 2 head 1" in told.text and "95 % interval" in told.text
 
 
@@ -104,11 +104,13 @@ def test_heads_that_training_changed_most_are_told_with_the_range_of_untrained_o
     model = tiny_vit(img_size=32, depth=4)
     with torch.no_grad():
         model.blocks[1].attn.qkv.weight.unflatten(0, (3, 3, -1))[:2, 2] *= 30
-    images = draw(IMAGES, 5).images
-    told = tell("untrained", facts(model, images, twin=lambda: tiny_vit(1, img_size=32, depth=4)))
+    images = draw_images(IMAGES, 5).images
+    told = tell(
+        "untrained", measure_facts(model, images, twin=lambda: tiny_vit(1, img_size=32, depth=4))
+    )
     assert told.heads[0] == 5 and "block 1 head 2" in told.text and "95 % interval" in told.text
     assert "untrained heads" in told.text
-    same = facts(
+    same = measure_facts(
         tiny_vit(img_size=32, depth=4), images, twin=lambda: tiny_vit(img_size=32, depth=4)
     )
     assert tell("untrained", same) is None  # a network is not unlike itself
@@ -138,10 +140,14 @@ def test_fewer_photographs_name_no_more_heads_of_a_planted_network():
     """Of each rule, and with the same photographs, from which some are taken away."""
     canvas, _ = grow("vit", 0)
     attach(canvas.model)
-    seen = draw(IMAGES, 5)
+    seen = draw_images(IMAGES, 5)
     named = {
         count: [
-            int(getattr(module, rule)(facts(canvas.model, seen.images[:count])).claim.sure.sum())
+            int(
+                getattr(module, rule)(
+                    measure_facts(canvas.model, seen.images[:count])
+                ).claim.sure.sum()
+            )
             for rule in RULES
         ]
         for count in (2, 4)
@@ -151,7 +157,7 @@ def test_fewer_photographs_name_no_more_heads_of_a_planted_network():
     for count, few in named.items():
         assert all(less <= more for less, more in zip(few, whole, strict=True)), (count, few, whole)
     # the control: intervals that merely touch the limit would name more
-    table = facts(canvas.model, seen.images[:2]).columns("attention_distance")
+    table = measure_facts(canvas.model, seen.images[:2]).columns("attention_distance")
     touching = int((table["high"] >= module.GLOBAL * table["whole"]).sum())
     assert touching > named[2][RULES.index("far")]
 
@@ -247,8 +253,8 @@ def with_fewer(images: int) -> list[Sentence]:
     """What is said of the planted network on the first of its photographs."""
     canvas, _ = grow("vit", 0)
     attach(canvas.model)
-    seen = draw(IMAGES, 5)
-    known = facts(canvas.model, seen.images[:images], seen.objects[:images])
+    seen = draw_images(IMAGES, 5)
+    known = measure_facts(canvas.model, seen.images[:images], seen.objects[:images])
     return [rule(known) for rule in SINGLE_RULES]
 
 
@@ -285,15 +291,15 @@ def test_the_ends_of_an_interval_do_not_read_alike():
         for name, share in zip(ENDS, (0.9722, 0.9708, 0.9741), strict=True)
     }
     assert (
-        measured(columns, 0, SHARE, "by chance 1 %")
+        value_in_words(columns, 0, SHARE, "by chance 1 %")
         == "97.2 % (95 % interval 97.1 % to 97.4 %; by chance 1 %)"
     )
     assert (
-        measured({**columns, "low": torch.tensor([0.86])}, 0, SHARE)
+        value_in_words({**columns, "low": torch.tensor([0.86])}, 0, SHARE)
         == "97 % (95 % interval 86 % to 97 %)"
     )
     assert (
-        measured(dict.fromkeys(ENDS, torch.tensor([1.0])), 0, SHARE)
+        value_in_words(dict.fromkeys(ENDS, torch.tensor([1.0])), 0, SHARE)
         == "100 % (95 % interval 100 % to 100 %)"
     )
     one_photograph = {
@@ -301,7 +307,7 @@ def test_the_ends_of_an_interval_do_not_read_alike():
         "low": torch.tensor([torch.nan]),
         "high": torch.tensor([torch.nan]),
     }
-    assert measured(one_photograph, 0, SHARE) == "97 % (95 % interval nan % to nan %)"
+    assert value_in_words(one_photograph, 0, SHARE) == "97 % (95 % interval nan % to nan %)"
 
 
 def test_distance_that_rises_with_depth_is_told_and_shuffled_blocks_are_not():
@@ -373,7 +379,7 @@ def test_what_could_not_be_told_says_with_how_many_photographs_it_could():
         and claim.sure.tolist() == [False, True, False, False]
     )
     assert "which heads look at what is salient" in last  # no masks
-    unmasked = facts(tiny_vit(), torch.randn(2, 3, 16, 16))
+    unmasked = measure_facts(tiny_vit(), torch.randn(2, 3, 16, 16))
     assert "with --masks FOLDER the page says which heads" in sentences(unmasked)[-1].text
     close = sentences(by_hand(torch.tensor([9.5001, 5.0, 5.0, 5.0]), 10.0, spread=0.16))[-1].text
     assert (
@@ -390,12 +396,12 @@ def test_more_photographs_than_there_were_would_tell_also_where_an_interval_is_l
         name: torch.tensor([value])
         for name, value in (("value", 0.9), ("low", 0.4), ("high", 0.95))
     }
-    assert module.claim("rest", columns, 0.5, images=12).needed.tolist() == [13]
+    assert module.claim_above("rest", columns, 0.5, images=12).needed.tolist() == [13]
 
 
 def test_one_photograph_says_nothing_beyond_itself():
     model = tiny_vit()
-    found = facts(model, torch.randn(1, 3, 16, 16))
+    found = measure_facts(model, torch.randn(1, 3, 16, 16))
     last = sentences(found)[-1].text
     assert "1 photograph:" in last and "at least 2" in last
     rising = by_hand(torch.arange(16, dtype=torch.float64), 10.0)
@@ -413,7 +419,7 @@ def test_a_function_that_is_marked_is_a_rule(monkeypatch):
     monkeypatch.setattr(module, "_rules", {**module._rules})
     known = by_hand(torch.tensor([3.0, 9.0]), 10.0)
     assert not any("There are" in each.text for each in sentences(known))
-    answers("how many heads there are")(
+    rule_for("how many heads there are")(
         lambda facts: Sentence(f"There are {facts.layout.num_heads} heads.")
     )
     assert "There are 2 heads." in [each.text for each in sentences(known)]

@@ -18,7 +18,7 @@ import mhprobe.probe
 import runs
 from mhprobe.io.tensors import OUTCOMES, read_outcomes, write_outcomes
 from mhprobe.pages.html import write_comparison
-from mhprobe.pages.several import pairs, several
+from mhprobe.pages.several import pairs_of_runs, several
 from mhprobe.report.runs.run import read_runs
 from pages.report.test_several import rows, seeded
 from pages.report_html.test_page import Page
@@ -67,7 +67,7 @@ def test_runs_on_other_images_or_without_outcomes_are_not_tested(four):
     write_outcomes(b, read_outcomes(b).right, torch.arange(N), "others")
     (c / OUTCOMES).unlink()
     (d / OUTCOMES).write_bytes((d / OUTCOMES).read_bytes()[:-1])  # half written
-    found = pairs([read_outcomes(run) for run in four], "abcd")
+    found = pairs_of_runs([read_outcomes(run) for run in four], "abcd")
     said = {row["run_a"] + row["run_b"]: row["untested"] for row in found}
     assert said["ab"] == "they were tested on different images"
     assert said["ac"] == "c did not write which test images were right"
@@ -138,7 +138,9 @@ def test_a_run_writes_its_outcomes_and_runs_of_one_network_are_equal(trained, tm
     ]
     assert len(shared) > 10 and all(one == other for one, other in shared)
     copied = shutil.copytree(tmp_path / "again", tmp_path / "copied")
-    (row,) = pairs([read_outcomes(run) for run in (trained.folder, copied)], ["trained", "copied"])
+    (row,) = pairs_of_runs(
+        [read_outcomes(run) for run in (trained.folder, copied)], ["trained", "copied"]
+    )
     assert row["p"] == 1 and row["difference"] == 0
 
 

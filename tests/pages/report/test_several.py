@@ -18,7 +18,7 @@ from scipy.stats import t
 import mhprobe.compare
 from drawn import assert_nothing_is_clipped
 from mhprobe.errors import UserError
-from mhprobe.pages.several import about, head_by_head, several
+from mhprobe.pages.several import data_of_runs, head_by_head, several
 from mhprobe.report.figures import runs as figures
 from mhprobe.report.report import Report
 from mhprobe.report.runs.folder import Folder
@@ -72,11 +72,11 @@ def test_two_runs_have_their_points_and_no_interval(sweep):
 
 
 def test_small_print_of_several_runs_names_their_data_and_images(sweep):
-    assert tuple(map(str, about(read_runs([sweep])))) == ("animals", "n = 1,000 test images")
+    assert tuple(map(str, data_of_runs(read_runs([sweep])))) == ("animals", "n = 1,000 test images")
     (sweep / "0" / "model.json").write_text(json.dumps({"data": "digits"}))
     file = sweep / "1" / "metrics.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "test/images": 360}))
-    assert tuple(map(str, about(read_runs([sweep])))) == (
+    assert tuple(map(str, data_of_runs(read_runs([sweep])))) == (
         "digits, animals",
         "n = 360 to 1,000 test images",
     )

@@ -13,7 +13,7 @@ from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.masking.parts.trace import totals
 from mhprobe.pages.html import finish_report
 from mhprobe.pages.looking import sentences
-from mhprobe.report.measured import answer, of_curves
+from mhprobe.report.measured import of_curves, verdicts_on_curves
 from mhprobe.report.report import Report
 from mhprobe.report.runs import words
 from mhprobe.report.summary import show
@@ -87,9 +87,9 @@ def test_a_network_that_guesses_is_not_told_which_heads_can_go(tmp_path):
 
 def test_the_log_of_a_network_that_guesses_says_so_once():
     tested = [curve("a", [0, 1, 2], [0.11, 0.1, 0.1], p=[1, 1, 1])]
-    (line,) = answer(totals(tested), [], tested, chance=0.1)
+    (line,) = verdicts_on_curves(totals(tested), [], tested, chance=0.1)
     assert "not told apart from guessing (10.0%)" in line
-    (line,) = answer(totals(tested), [], tested, chance=0.01)
+    (line,) = verdicts_on_curves(totals(tested), [], tested, chance=0.01)
     assert "heads are shown to cost less than one point of accuracy" in line
 
 
@@ -104,7 +104,7 @@ def test_heads_of_two_attentions_side_by_side_have_names_of_their_own_in_sentenc
     for name in (
         words.head_name,
         lambda _, flat: layout.name_of(flat),
-        lambda _, flat: sentences.head_name(layout, flat),
+        lambda _, flat: sentences.name_of_head(layout, flat),
     ):
         names = [name(rows, flat).replace(",", "") for flat in range(layout.num_heads)]
         assert len({*names}) == layout.num_heads == 15

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from mhprobe import __main__ as door
-from mhprobe.framework.run.sections import commands
+from mhprobe.framework.run.sections import commands_of_conf
 from mhprobe.pages.html import write_comparison
 from mhprobe.report.report import Report
 from mhprobe.report.runs import atlas, words
@@ -127,7 +127,7 @@ def test_the_first_sentence_answers_what_was_asked(asked, tmp_path):
     make, first = ANSWERS[asked]
     make(tmp_path / "run")
     run = read_run(tmp_path / "run")
-    said = words.result(run, atlas.heads(run), atlas.measures(run))
+    said = words.result_in_words(run, atlas.heads(run), atlas.measures(run))
     assert re.match(first, said[0]), said[0]
     # the accuracy of the network as it is stands behind the answer, where it is another one
     assert not said[0].startswith("Test accuracy is")
@@ -150,7 +150,7 @@ SWEPT: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 def test_every_command_that_hydra_runs_has_a_row_of_its_multirun():
-    assert {command.split()[0] for command in SWEPT} | {"fetch"} == {*commands()}
+    assert {command.split()[0] for command in SWEPT} | {"fetch"} == {*commands_of_conf()}
 
 
 @pytest.mark.parametrize("asked", SWEPT)
@@ -168,7 +168,7 @@ def test_random_heads_stand_beside_chosen_ones_that_were_not_repaired_either(tmp
     pruned(tmp_path / "run")
     run = read_run(tmp_path / "run")
     run.tables["pruning"].rows[-1][run.tables["pruning"].columns.index("stage")] = "repaired"
-    said = words.result(run, atlas.heads(run), atlas.measures(run))[0]
+    said = words.result_in_words(run, atlas.heads(run), atlas.measures(run))[0]
     assert said.endswith("; before repairing they cost 4.0, as many random heads 18.7.")
 
 

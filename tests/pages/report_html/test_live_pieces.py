@@ -11,7 +11,7 @@ from torch import nn
 import mhprobe
 from mhprobe.backbones import attach, backbone_of
 from mhprobe.errors import UserError
-from mhprobe.pages.live import pieces, stored
+from mhprobe.pages.live import parts_of_model, stored
 from mhprobe.recording.outputs import logits_of
 from models import TWINS, make_loud, tiny_eva, tiny_registers, tiny_swin, tiny_vit
 
@@ -74,7 +74,7 @@ def test_masks_and_half_open_gates_give_the_models_logits(make, count):
     gates = attach(model)
     side = 18 if make is tiny_swin else 16
     images = torch.randn(3, 3, side, side)
-    found = pieces(model, images[:2])
+    found = parts_of_model(model, images[:2])
     assert len(found) == count  # stem, blocks, tail; or all in one
     generator, heads = torch.Generator().manual_seed(0), gates.layout.num_heads
     whole = logits_of(model(images))
@@ -101,7 +101,10 @@ def test_a_model_of_half_precision_is_taken_apart_in_float32():
     whole = tiny_vit()
     whole.load_state_dict({key: value.float() for key, value in model.state_dict().items()})
     torch.testing.assert_close(
-        run(pieces(model, images), images, torch.ones(6))[0], whole(images), rtol=0, atol=1e-4
+        run(parts_of_model(model, images), images, torch.ones(6))[0],
+        whole(images),
+        rtol=0,
+        atol=1e-4,
     )
     assert model.head.weight.dtype == torch.bfloat16
 
@@ -114,7 +117,7 @@ def test_gates_that_were_learned_are_in_the_pieces():
     with torch.no_grad():
         gates.values[1] = 0.3
     torch.testing.assert_close(
-        run(pieces(model, images), images, torch.ones(6))[0],
+        run(parts_of_model(model, images), images, torch.ones(6))[0],
         model(images).detach(),
         rtol=0,
         atol=1e-4,
@@ -128,7 +131,7 @@ def test_weights_kept_as_something_smaller_give_nearly_the_same_logits(kind, sha
     make_loud(model, 0.3)
     attach(model)
     images = torch.randn(3, 3, 16, 16)
-    whole = pieces(model, images[:2])
+    whole = parts_of_model(model, images[:2])
     small = [stored(piece, kind) for piece in whole]
     before, after = (sum(len(piece.onnx) for piece in each) for each in (whole, small))
     assert after < (share + 0.1) * before  # graphs and biases stay
@@ -168,11 +171,11 @@ def test_what_onnx_cannot_hold_is_named_with_its_module_and_nothing_else_is_said
     with pytest.raises(
         UserError, match=rf"^live: {re.escape(module)}\.1: ONNX cannot hold it \(aten::special_bes"
     ):
-        pieces(model, torch.randn(2, 3, 16, 16))
+        parts_of_model(model, torch.randn(2, 3, 16, 16))
     assert capfd.readouterr().out == ""
 
 
 def test_without_the_package_the_user_is_told_how_to_get_it(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'mhprobe\[live\]'"):
-        pieces(tiny_vit(), torch.randn(2, 3, 16, 16))
+        parts_of_model(tiny_vit(), torch.randn(2, 3, 16, 16))

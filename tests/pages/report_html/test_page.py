@@ -133,7 +133,7 @@ def test_the_result_is_chosen_on_validation_and_told_on_test(a_run):
     assert (
         max(atlas.totals(run), key=lambda total: total["heads_within_1_point"])["curve"] == "lucky"
     )
-    said = " ".join(words.result(run, atlas.heads(run), atlas.measures(run)))
+    said = " ".join(words.result_in_words(run, atlas.heads(run), atlas.measures(run)))
     # the curves end at 3 heads, below half
     assert said.startswith("3 of 12 heads can go for 30.0 points of test accuracy (29.0 to 32.0).")
     assert (
@@ -161,7 +161,7 @@ def test_a_choice_on_the_test_images_is_said_to_flatter(tmp_path):
     }
     add_rows(report, "masking_totals", [total], "totals")
     run = read_run(tmp_path / "run")
-    assert "which flatters" in " ".join(words.result(run, [], []))
+    assert "which flatters" in " ".join(words.result_in_words(run, [], []))
 
 
 def halved(folder: Path, validation: list[float], test: list[float], **change: object) -> list[str]:
@@ -182,7 +182,7 @@ def halved(folder: Path, validation: list[float], test: list[float], **change: o
     add_rows(report, "masking_totals", [{"curve": "greedy", "split": "test"}], "totals")
     add_measure(report, "entropy", "per_head", {"value": torch.arange(12.0)})
     run = read_run(folder)
-    return words.result(run, atlas.heads(run), [])
+    return words.result_in_words(run, atlas.heads(run), [])
 
 
 def test_the_headline_is_what_half_of_the_heads_cost_beside_random_ones(tmp_path):
@@ -206,7 +206,7 @@ def test_how_many_heads_can_go_is_left_to_a_promise(tmp_path):
     promised = {"points": 1, "confidence": 0.95, "steps": 2, "images": 500, "heads": 2}
     add_rows(Report(tmp_path / "a", layout()), "promise", [promised], "promise")
     run = read_run(tmp_path / "a")
-    kept = " ".join(words.result(run, atlas.heads(run), []))
+    kept = " ".join(words.result_in_words(run, atlas.heads(run), []))
     assert "No curve tells" not in kept and "2 of 12 heads can go with the promise" in kept
 
 
@@ -244,7 +244,7 @@ def headline(folder: Path, steps: int, within: float, low: float, up: float = 1.
     columns = {"value": rise, "low": rise - 11 + low, "high": rise + up}
     add_measure(report, "alone", "per_head", columns, masks=True)
     run = read_run(folder)
-    return words.result(run, atlas.heads(run), atlas.measures(run))[:2]
+    return words.result_in_words(run, atlas.heads(run), atlas.measures(run))[:2]
 
 
 def test_the_head_that_is_missed_most_follows_the_headline(tmp_path):
@@ -408,7 +408,7 @@ def test_a_single_random_order_is_not_said_to_be_searched_for(tmp_path):
     add_rows(report, "masking_totals", [total], "totals")
     run = read_run(tmp_path / "run")
     assert [line["averaged"] for line in atlas.lines(run)] == [True] and words.half(run, 12) is None
-    assert "random" not in " ".join(words.result(run, atlas.heads(run), []))
+    assert "random" not in " ".join(words.result_in_words(run, atlas.heads(run), []))
 
 
 def test_damaged_attention_is_named_and_the_page_is_made(tmp_path):
@@ -517,7 +517,7 @@ def test_a_page_calls_accuracy_what_the_score_measures(name, tmp_path):
     lost = {"loss": scored.lost} if scored.lost else {}
     add_rows(report, "masking_curves", CURVES, "curves", label=scored.right, columns=lost)
     run = read_run(folder)
-    said = " ".join(words.result(run, atlas.heads(run), []))
+    said = " ".join(words.result_in_words(run, atlas.heads(run), []))
     assert f"3 of 12 heads can go for 30.0 points of test {scored.right} (29.0 to 32.0)." in said
     stage = {
         "stage": "dense",
@@ -534,7 +534,7 @@ def test_a_page_calls_accuracy_what_the_score_measures(name, tmp_path):
     promised = {"points": 2, "confidence": 0.95, "heads": 2, "steps": 2, "images": 50}
     add_rows(report, "promise", [promised], "promise")
     run = read_run(folder)
-    said = " ".join(words.result(run, atlas.heads(run), []))
+    said = " ".join(words.result_in_words(run, atlas.heads(run), []))
     assert f"Test {scored.right} goes from 90.0 % (80.0 to 95.0) to 85.0 %" in said
     assert (
         ", -5.0 points on the same images (95 % -8.1 to -2.0; McNemar's p = 0.0013), parameters "
@@ -576,7 +576,7 @@ def test_a_promise_names_the_units_that_can_go(tmp_path, gone, going, none):
         run = read_run(folder)
         assert [
             line
-            for line in words.result(run, atlas.heads(run), [])
+            for line in words.result_in_words(run, atlas.heads(run), [])
             if line.startswith(f"{says} with the promise")
         ]
 
@@ -790,7 +790,10 @@ def test_when_and_how_long_is_said_in_plain_units(tmp_path):
     for seconds, said in ((135, "2 min 15 s, "), (7205, "2 h 5 s, "), (0, "0 s, "), (None, "")):
         facts = {"finished": "2026-11-22T06:38:17+02:00", "seconds": seconds}
         (folder / "run.json").write_text(json.dumps(facts))
-        assert dict(page_of.facts(read_run(folder)))["Time"] == f"{said}until 2026-11-22 04:38 UTC"
+        assert (
+            dict(page_of.facts_shown(read_run(folder)))["Time"]
+            == f"{said}until 2026-11-22 04:38 UTC"
+        )
 
 
 def test_speed_and_faithful_maps_are_said_in_words(tmp_path):
@@ -820,7 +823,7 @@ def test_speed_and_faithful_maps_are_said_in_words(tmp_path):
         for image in (0, 1)
     ]
     add_rows(report, "maps", judged, "maps")
-    said = words.result(read_run(tmp_path), [], [])
+    said = words.result_in_words(read_run(tmp_path), [], [])
     assert said == [
         "rollout: deletion 0.25 (random orders 0.38; lower is better), insertion 0.50 (random "
         "orders 0.38; higher is "
@@ -833,7 +836,7 @@ def test_speed_and_faithful_maps_are_said_in_words(tmp_path):
     add_rows(report, "speed", unsure, "speed")
     assert (
         "dense one (too few rounds for an interval) on a CPU"
-        in words.result(read_run(tmp_path), [], [])[1]
+        in words.result_in_words(read_run(tmp_path), [], [])[1]
     )
 
 

@@ -269,12 +269,12 @@ def test_class_folders_are_read_as_they_were_in_training_and_so_is_the_tuning(tm
     about |= {"input": {"size": [8, 8], "mean": [0.5] * 3, "std": [0.5] * 3}}
 
     def read(**options):
-        asked = images.Asked(str(tmp_path / "data"), choose=60, judge=60, **options)
-        return images.images_of(asked, about, tmp_path / "cache")
+        asked = images.AskedImages(str(tmp_path / "data"), choose=60, judge=60, **options)
+        return images.read_images(asked, about, tmp_path / "cache")
 
     data = read(classes="number", levels=[0, 255])
     assert data.class_names == ("1", "2", "10")
-    words = images.settings(data).split()
+    words = images.settings_for_train(data).split()
     assert "data.source.classes=number" in words and "'data.source.levels=[0,255]'" in words
     with pytest.raises(UserError, match="they differ first in class 1"):
         read(classes="text")  # the control
@@ -301,8 +301,8 @@ def test_the_images_that_choose_and_judge_are_decoded_and_no_other(tmp_path, mon
     monkeypatch.setattr(Contents, "walk", counting)
     about = {"class_names": [str(digit) for digit in range(10)], "data": "digits"}
     about |= {"input": {"size": [8, 8], "mean": [0.5] * 3, "std": [0.5] * 3}}
-    asked = images.Asked("digits", choose=60, judge=70)
-    data = images.images_of(asked, about, tmp_path / "cache")
+    asked = images.AskedImages("digits", choose=60, judge=70)
+    data = images.read_images(asked, about, tmp_path / "cache")
     assert (data.sizes["train"], data.sizes["test"]) == (60, 70)
     assert len(walked) == len(set(walked)) == 60 + 70
     assert len(list(data.batches("train"))) == 1 and len(walked) == 130

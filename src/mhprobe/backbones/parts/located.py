@@ -73,7 +73,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Kind:
+class PartNames:
     """Names of the parts of a class of attention.
 
     point: W_O, which the heads enter side by side, or a module around it that calls it ``linear``.
@@ -119,7 +119,7 @@ class Located(Family):
     """
 
     model: ClassVar[str | tuple[str, ...]] = ()
-    kinds: ClassVar[Mapping[str, Kind]]
+    kinds: ClassVar[Mapping[str, PartNames]]
     aside: ClassVar[tuple[str, ...]] = ()
     before: ClassVar[int | str | Callable[[Trial], int]] = 0
 
@@ -241,7 +241,7 @@ class Located(Family):
 
 
 def row(
-    *names: str, kinds: Mapping[str, Kind], title: str = "", **attributes: Any
+    *names: str, kinds: Mapping[str, PartNames], title: str = "", **attributes: Any
 ) -> type[Located]:
     """A family without a method of its own.
 

@@ -282,7 +282,7 @@ def colours_read(
     return Reading(COLOURS, taken, source, guess, "mean and std")
 
 
-def colours(model: Any) -> Reading:
+def colours_from(model: Any) -> Reading:
     """Return where the mean and deviation of ``input_spec`` are from: a note of whoever loaded the model, or timm."""
     if (noted := getattr(model, "readings", {}).get(COLOURS)) is not None:
         return noted

@@ -154,7 +154,7 @@ def neurons(mlp: Any, site: HeadSite) -> Iterator[HeadSite]:
         yield dataclasses.replace(site, num_heads=mlp.fc2.in_features, kind="neuron")
 
 
-def rows_of(mlp: Any) -> Tensor:
+def rows_of_neurons(mlp: Any) -> Tensor:
     """(N, R, C) rows of the first linear layers of each neuron."""
     count = mlp.fc2.in_features
     halves = [

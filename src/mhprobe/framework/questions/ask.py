@@ -11,7 +11,7 @@ import lightning as L
 from mhprobe import ranks
 from mhprobe.errors import UserError
 from mhprobe.framework.questions import plan
-from mhprobe.framework.questions.material import Material, Together
+from mhprobe.framework.questions.material import Material, PassesTogether
 from mhprobe.framework.questions.plan import Question
 from mhprobe.io.files import write
 from mhprobe.io.progress import announce
@@ -57,13 +57,13 @@ class Answers(L.Callback):
                 self._say(f"{question.name}: there already")
             else:
                 pending.append(question)
-        steps = plan.steps(pending, self.material.measures)
+        steps = plan.planned_steps(pending, self.material.measures)
         shown = {name for question in pending if question.control for name in question.measures}
         passes = [step.measures for step in steps]
         controlled = [[name for name in group if name in shown] for group in passes]
-        self.material.passes = Together(passes, controlled)
+        self.material.passes = PassesTogether(passes, controlled)
         if self.estimate and steps:
-            lines = plan.lines(steps, self.material)
+            lines = plan.plan_in_words(steps, self.material)
             if self.material.first:
                 announce(lines)
         for question in [question for step in steps for question in step.questions]:

@@ -105,7 +105,7 @@ def gallery(
         raise UserError(
             "maps: no kind is chosen, expected at least one, e.g. maps=[rollout,relevance_map]."
         )
-    stored = opened(data, chosen)
+    stored = open_images(data, chosen)
     unlabelled = (stored.labels < 0).any()
     if unlabelled:
         _refuse_label_as_target(kinds)
@@ -254,7 +254,7 @@ def _taken_for(model: nn.Module, images: Tensor, names: Sequence[str]) -> list[t
     ]
 
 
-def opened(data: ImageData, chosen: Sequence[int | str]) -> Batch:
+def open_images(data: ImageData, chosen: Sequence[int | str]) -> Batch:
     """Stored images, uint8: of the test split by position, or a file, cut and scaled like the data's, with label -1.
 
     Raises UserError for a position or a file that is not there, and for two files of one name.

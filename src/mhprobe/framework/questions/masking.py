@@ -20,7 +20,7 @@ from mhprobe.errors import UserError
 from mhprobe.framework.questions.scorers import Scorers
 from mhprobe.framework.questions.subject import Subject
 from mhprobe.heads import HeadLayout
-from mhprobe.io.progress import stage
+from mhprobe.io.progress import announce_stage
 from mhprobe.masking.base import SHARES
 from mhprobe.masking.parts.curve import CurveSpec, Splits, masking_curve
 from mhprobe.masking.parts.trace import Curve
@@ -109,7 +109,7 @@ class Masking:
     def _announce(self, spec: CurveSpec, layout: HeadLayout) -> None:
         """Say that a curve begins, and whether it goes stage by stage."""
         number = list(self.specs).index(spec.name) + 1
-        stage(f"masking curve {number} of {len(self.specs)}: {spec.name}")
+        announce_stage(f"masking curve {number} of {len(self.specs)}: {spec.name}")
         if make_units(spec.units, layout, spec.exclude_layers).per_stage:
             log.info(
                 "%s: stages differ in their heads, so units=%s goes stage by stage",

@@ -40,7 +40,7 @@ CONTROL = "random initialisation"
 
 
 @dataclass
-class Measured:
+class MeasuredColumns:
     """Columns of one network on one data set, and errors of measures that refused, by measure."""
 
     columns: dict[str, Columns] = field(default_factory=dict)
@@ -55,14 +55,14 @@ class Measurements:
     control was logged.
     """
 
-    trained: Measured = field(default_factory=Measured)
-    control: Measured = field(default_factory=Measured)
+    trained: MeasuredColumns = field(default_factory=MeasuredColumns)
+    control: MeasuredColumns = field(default_factory=MeasuredColumns)
     curves: dict[str, list[Curve]] = field(default_factory=dict)
     broken: UserError | None = None
     without_control: set[str] = field(default_factory=set)
 
 
-class Together(NamedTuple):
+class PassesTogether(NamedTuple):
     """Measures of one pass together, of the trained network and of its control."""
 
     trained: Sequence[Sequence[str]] = ()
@@ -89,7 +89,7 @@ class Material(Subject):
     store: Path | None = None
     names: Sequence[str] = ()
     curve_names: Sequence[str] = ()
-    passes: Together = field(default_factory=Together)
+    passes: PassesTogether = field(default_factory=PassesTogether)
     measurements: Measurements = field(default_factory=Measurements)
 
     def columns(self, name: str) -> Columns:
@@ -114,12 +114,12 @@ class Material(Subject):
             return None
 
     @property
-    def trained(self) -> "Network":
+    def trained(self) -> "NetworkOfMaterial":
         """The network of the material, and what is measured of it."""
-        return Network(self, self.measurements.trained, self.passes.trained)
+        return NetworkOfMaterial(self, self.measurements.trained, self.passes.trained)
 
     @property
-    def untrained_network(self) -> "Network | None":
+    def untrained_network(self) -> "NetworkOfMaterial | None":
         """The control, and what is measured of it; None where there is none."""
         if self.twin is None:
             return None
@@ -161,12 +161,13 @@ class Material(Subject):
         if (
             folder
             and key
-            and (entry := ranks.from_rank_zero(lambda: stored.read(folder, key))) is not None
+            and (entry := ranks.from_rank_zero(lambda: stored.read_columns(folder, key)))
+            is not None
         ):
             return entry.columns
         answer = {name: values.cpu() for name, values in find().items()}
         if folder and key and self.first:
-            stored.write(folder, key, answer)
+            stored.write_columns(folder, key, answer)
         return answer
 
     def about(self, name: str) -> Measure:
@@ -198,14 +199,14 @@ class Material(Subject):
 
 
 @dataclass
-class Network:
+class NetworkOfMaterial:
     """One network of a material: its columns, measured when first asked for, and kept.
 
     passes: measures of one pass together.
     """
 
     material: Material
-    measured: Measured
+    measured: MeasuredColumns
     passes: Sequence[Sequence[str]] = ()
     name: ClassVar[str] = ""  # of a network that is not the trained one
 
@@ -282,7 +283,7 @@ class Network:
             return {}, dict.fromkeys(group, error)
         if material.first and material.store is not None:
             for name, values in columns.items():
-                stored.write(material.store, self._key_of(name), values, group[name].axes)
+                stored.write_columns(material.store, self._key_of(name), values, group[name].axes)
         return columns, refused
 
     def _note(self, error: UserError) -> None:
@@ -297,7 +298,7 @@ class Network:
             return {}
         keys = {name: self._key_of(name) for name in group}
         results = ranks.from_rank_zero(
-            lambda: {name: stored.read(folder, key) for name, key in keys.items()}
+            lambda: {name: stored.read_columns(folder, key) for name, key in keys.items()}
         )
         kept = {name: result for name, result in results.items() if result is not None}
         for name, result in kept.items():
@@ -311,7 +312,7 @@ class Network:
 
 
 @dataclass
-class Control(Network):
+class Control(NetworkOfMaterial):
     """A freshly initialised network of the same architecture."""
 
     name: ClassVar[str] = CONTROL

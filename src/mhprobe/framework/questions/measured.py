@@ -20,7 +20,7 @@ from mhprobe.io.written import counted
 from mhprobe.masking.parts.trace import Curve, answering, at_step, totals
 from mhprobe.measures.base import Measure
 from mhprobe.measures.parts.jackknife import ENOUGH, FEWEST, FOLDS
-from mhprobe.recording.measuring import label_of, needs_of, pieces
+from mhprobe.recording.measuring import label_of, needs_of, slices_of_batch
 from mhprobe.recording.record import forward_equivalents
 from mhprobe.report import tables
 from mhprobe.report.figures.gates import BINS, gate_density
@@ -28,11 +28,11 @@ from mhprobe.report.figures.masking import Over
 from mhprobe.report.measured import (
     Figures,
     agreement_of,
-    answer,
     of_curves,
     of_masked_heads,
     of_measure,
     two_data_sets,
+    verdicts_on_curves,
 )
 from mhprobe.report.result import Result, Sample
 from mhprobe.scoring.labels import Labels
@@ -100,7 +100,7 @@ def agreement(material: Material, top_k: int) -> dict[str, Result]:
 
     top_k: number of best heads compared.
     """
-    values = per_head(material)
+    values = values_per_head(material)
     controls = {name: material.control(name) for name in values}
     beside = {name: columns["value"] for name, columns in controls.items() if columns is not None}
     return {"agreement": agreement_of(values, beside, top_k)}
@@ -128,8 +128,8 @@ def on_another_data_set(material: Material, data: ImageData) -> dict[str, Result
         label = label_of(about, material.slopes_of)
         results |= of_measure(name, about, other.columns(name), None, label, f"_{second}")
     results = {key: result._replace(of=result.of or of) for key, result in results.items()}
-    values = per_head(material)
-    again = per_head(other)
+    values = values_per_head(material)
+    again = values_per_head(other)
     results[f"{second}_against_{first}"] = two_data_sets(
         material.layout, first, second, values, again
     )
@@ -141,7 +141,7 @@ def cost(material: Material, names: Sequence[str]) -> dict[str, Result]:
     measures = [item for name in names if isinstance(item := material.measures[name], Measure)]
     needs, of = needs_of(measures), material.slopes_of
     batch = next(iter(material.walk()()))
-    batch = batch.part(pieces(len(batch.valid), material.layout, needs)[0])
+    batch = batch.part(slices_of_batch(len(batch.valid), material.layout, needs)[0])
     passes = {need for need in needs if not isinstance(need, Ablation | Patching)}
     shared = forward_equivalents(material.model, batch, passes, of)
     metrics = {"probe/forward_equivalents": shared}
@@ -152,7 +152,7 @@ def cost(material: Material, names: Sequence[str]) -> dict[str, Result]:
     return {"cost": Result(metrics=metrics, label="forward passes per image", of=Sample())}
 
 
-def per_head(material: Material) -> dict[str, Tensor]:
+def values_per_head(material: Material) -> dict[str, Tensor]:
     """(A,) values of the per-head measures of the question, by name; of those that could be measured."""
     values, heads = {}, material.layout.of("head").num_heads
     for name in material.names:
@@ -212,7 +212,7 @@ def masking_curves(material: Material, over: Over = "heads") -> dict[str, Result
     if material.masking is not None and material.masking.join is not None:
         results |= of_masked_heads(heads, material.masking.join)
     if material.first:
-        for line in answer(curve_totals, heads, curves, chance):
+        for line in verdicts_on_curves(curve_totals, heads, curves, chance):
             log.info("%s", line)
     return results
 

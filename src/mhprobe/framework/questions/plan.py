@@ -48,7 +48,7 @@ class Question:
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class PlannedStep:
     """One step of a run. measures: of one pass. questions: answered after it."""
 
     measures: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class Step:
         )
 
 
-def steps(questions: Sequence[Question], measures: Mapping[str, Any]) -> list[Step]:
+def planned_steps(questions: Sequence[Question], measures: Mapping[str, Any]) -> list[PlannedStep]:
     """Return the steps that answer these questions, each question in the first step that can.
 
     measures: by name.
@@ -91,13 +91,15 @@ def steps(questions: Sequence[Question], measures: Mapping[str, Any]) -> list[St
             waiting[max(number.get(name, 0) for name in question.measures)].append(question)
         else:
             plain.append(question)
-    measuring = [Step(tuple(group), tuple(of)) for group, of in zip(passes, waiting, strict=True)]
+    measuring = [
+        PlannedStep(tuple(group), tuple(of)) for group, of in zip(passes, waiting, strict=True)
+    ]
     looking = 0 if passes[0] and masks_of(fit[passes[0][0]]) else 1
     planned = [
         *measuring[:looking],
-        Step((), tuple(plain)),
+        PlannedStep((), tuple(plain)),
         *measuring[looking:],
-        Step((), tuple(curved)),
+        PlannedStep((), tuple(curved)),
     ]
     return [step for step in planned if step.measures or step.questions]
 
@@ -110,7 +112,7 @@ def _passes(names: Sequence[str], measures: Mapping[str, Any]) -> list[list[str]
     return [group for group in groups.values() if group] or [[]]
 
 
-def lines(planned: Sequence[Step], material: Material) -> list[str]:
+def plan_in_words(planned: Sequence[PlannedStep], material: Material) -> list[str]:
     """Return the steps in words, with estimated times. A collective."""
     images, forward = material.data.sizes["test"], forward_seconds(material)
     few = sample(images, material.data.eval_batch_size)

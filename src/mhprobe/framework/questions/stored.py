@@ -29,7 +29,7 @@ class Stored(NamedTuple):
     axes: dict[str, list[str]]
 
 
-def write(
+def write_columns(
     folder: Path,
     key: str,
     columns: Mapping[str, Tensor],
@@ -45,7 +45,7 @@ def write(
         log.warning("what was measured is not kept: %s", error)
 
 
-def read(folder: Path, key: str) -> Stored | None:
+def read_columns(folder: Path, key: str) -> Stored | None:
     """Return the columns kept under this key; None if there are none, or the file is damaged."""
     path = folder / f"{key}.safetensors"
     if (content := unpacked(path)) is None:

@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from mhprobe.errors import UserError
 from mhprobe.framework.run import composing, members, sections
 from mhprobe.framework.run.constructors import docstrings, fill
-from mhprobe.framework.run.sections import CONF, options
+from mhprobe.framework.run.sections import CONF, options_of_group
 from mhprobe.io.nested import leaves
 
 # bash replaces only what follows the last "=" of a word
@@ -41,7 +41,7 @@ _mhprobe() {
 complete -o default -o nospace -F _mhprobe mhprobe"""
 
 
-def about(word: str) -> str:
+def help_of(word: str) -> str:
     """Return the help of ``group=option``. UserError for an unknown group or option."""
     group, _, option = word.partition("=")
     files = {str(path.parent.relative_to(CONF)) for path in CONF.rglob("*.yaml")} - {".", "shared"}
@@ -53,10 +53,10 @@ def about(word: str) -> str:
         place, meaning = _comment(file, group)
         chosen = sections.whole(file)
     elif member:
-        chosen, place = OmegaConf.create(member), members.place(group, option)
+        chosen, place = OmegaConf.create(member), members.option_key(group, option)
         meaning = members.meaning(group, option)
     else:
-        raise UserError(f"{word}: {group} has {', '.join(options(group))}.")
+        raise UserError(f"{word}: {group} has {', '.join(options_of_group(group))}.")
     fill(chosen)
     plain = OmegaConf.to_container(chosen, resolve=False)
     typed = "\n".join(_as_typed(plain, place))
@@ -102,10 +102,10 @@ def offers(line: str, commands: Iterable[str], demo: tuple[str, ...]) -> list[st
     if not typed or (len(typed) == 1 and not line.endswith(" ")):
         return [name for name in sorted({*commands, "demo"}) if name.startswith("".join(typed))]
     command, *rest = [*demo, *typed[1:]] if typed[0] == "demo" else typed
-    if command not in sections.commands():
+    if command not in sections.commands_of_conf():
         return []
     groups = {*sections.sections(command), "experiment", "hydra"}
-    composing.install(command)
+    composing.compose_for(command)
     try:
         with initialize_config_dir(str(sections.CONF), version_base="1.3"):
             completion = BashCompletion(GlobalHydra.instance().config_loader())

@@ -30,7 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from mhprobe.errors import UserError, causes, nearest, short
 from mhprobe.framework.run import composing, jobs, sections
-from mhprobe.framework.run.sections import CONF, options
+from mhprobe.framework.run.sections import CONF, options_of_group
 from mhprobe.io.files import reason
 from mhprobe.io.stopping import Stopped, listen, outlive_readers, stop
 
@@ -42,7 +42,7 @@ def main(command: str) -> None:
     os.environ["HYDRA_FULL_ERROR"] = (
         "1"  # let exceptions through to us instead of Hydra's own print and exit
     )
-    composing.install(command)
+    composing.compose_for(command)
     sys.argv[1:] = flags_first(["verbose=true" if word == "-v" else word for word in sys.argv[1:]])
     listen(lambda number: _stopped(command, number))
     started: list[Path] = []
@@ -86,7 +86,7 @@ def _no_option(error: Exception) -> str:
     """Return the line for a group that got something else than the name of an option."""
     ends = [word for word in sys.argv[1:] if word.endswith("=null")]
     for group in (word.lstrip("+").removesuffix("=null") for word in ends):
-        names = options(group)
+        names = options_of_group(group)
         if names:
             return f"{group}: expected one of {short(', '.join(names), 200)}, got null."
     return (
@@ -169,7 +169,7 @@ def _job(
     started.append(folder)
     try:
         cfg, typed = composing.of_job(command, cfg, job.overrides.task)
-        with jobs.held(folder), jobs.settings(folder, cfg, typed, sweeping):
+        with jobs.held(folder), jobs.keep_settings(folder, cfg, typed, sweeping):
             refuse_empty(cfg, typed)
             refuse_unread(cfg, typed)
             run(command, cfg, folder, typed, words if sweeping else ())
@@ -181,16 +181,16 @@ def _job(
         say(str(mistake))
         mistakes.append(mistake)
         if sweeping:
-            jobs.note(folder, 2, str(mistake))
+            jobs.note_failure(folder, 2, str(mistake))
     except Exception as error:
         if not sweeping:
             raise
         traceback.print_exc()
-        jobs.note(folder, 1, f"{type(error).__name__}: {error}")
+        jobs.note_failure(folder, 1, f"{type(error).__name__}: {error}")
     except SystemExit as stop:
         if not sweeping or stop.code in (130, 143):  # a signal ends the whole sweep
             raise
-        jobs.note(folder, 1, f"exit code {stop.code}")
+        jobs.note_failure(folder, 1, f"exit code {stop.code}")
 
 
 def refuse_empty(cfg: DictConfig, overrides: Iterable[str]) -> None:
@@ -279,7 +279,7 @@ def explain(command: str, error: Exception) -> str:
     lines[0] = _naming_the_word(override, text) + lines[0]
     group = re.search(r"Could not load '(\w+)/", text)
     if group is not None and "Available options" not in text:
-        lines.append(f"Available options: {', '.join(options(group[1]))}.")
+        lines.append(f"Available options: {', '.join(options_of_group(group[1]))}.")
     return " ".join([lines[0] + ("" if lines[0].endswith((".", ":")) else "."), *lines[1:]])
 
 
@@ -336,7 +336,7 @@ def _unknown_key(command: str, text: str) -> str:
 def _chooses(word: str) -> bool:
     """Return True for a word that takes one option of a group: prune=order, prune/order=obs."""
     group, _, option = word.lstrip("+").partition("=")
-    return "," not in option and group != "experiment" and option in options(group)
+    return "," not in option and group != "experiment" and option in options_of_group(group)
 
 
 def _options_with(command: str, chosen: Sequence[str], key: str) -> list[str]:
@@ -348,7 +348,7 @@ def _options_with(command: str, chosen: Sequence[str], key: str) -> list[str]:
     having = []
     for group in itertools.accumulate(parent.split(".") if parent else [], "{}/{}".format):
         others = [word for word in chosen if word.lstrip("+").partition("=")[0] != group]
-        for choice in (f"{group}={option}" for option in options(group)):
+        for choice in (f"{group}={option}" for option in options_of_group(group)):
             # no group of this command
             with contextlib.suppress(HydraException, OmegaConfBaseException):
                 part = OmegaConf.select(composing.composed(command, [*others, choice]), parent)

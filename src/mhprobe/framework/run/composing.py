@@ -1,7 +1,7 @@
 """Composing the configuration of a command, by Hydra's public means.
 
 ``own_files`` gives Hydra the files of a command. What Hydra has no plug-in for is done to the words
-before it reads them (``prepared``), and to what it composed (``finished``).
+before it reads them (``prepared``), and to what it composed (``completed_configuration``).
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,8 +22,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from mhprobe.errors import UserError
 from mhprobe.framework.run import own_files
 from mhprobe.framework.run.constructors import fill, take_back
-from mhprobe.framework.run.jobs import claim
-from mhprobe.framework.run.sections import CONF, commands, groups, sections
+from mhprobe.framework.run.jobs import claim_folder
+from mhprobe.framework.run.sections import CONF, commands_of_conf, groups_with_options, sections
 
 ENGINES = ("launcher", "sweeper")  # of Hydra: they run the jobs of a sweep, and choose them
 NAMES = (
@@ -35,13 +35,18 @@ NAMES = (
 HOME = re.compile(r"""(?<==|\[|,|:)(\s*["'])~(?=/)""")
 
 
-def install(command: str) -> None:
+def compose_for(command: str) -> None:
     """Let Hydra compose the sections of this command only, and register the resolvers of conf/."""
-    own_files.install(command)
-    for resolver in (groups, claim, _network, _subject, _swept):
-        OmegaConf.register_new_resolver(
-            f"mhprobe.{resolver.__name__.lstrip('_')}", resolver, replace=True
-        )
+    own_files.find_own_files(command)
+    resolvers: dict[str, Callable[..., Any]] = {
+        "groups": groups_with_options,
+        "claim": claim_folder,
+        "network": _network,
+        "subject": _subject,
+        "swept": _swept,
+    }
+    for name, resolver in resolvers.items():
+        OmegaConf.register_new_resolver(f"mhprobe.{name}", resolver, replace=True)
 
 
 def composed(command: str, words: Sequence[str], hydra: bool = False) -> DictConfig:
@@ -50,10 +55,12 @@ def composed(command: str, words: Sequence[str], hydra: bool = False) -> DictCon
     hydra: with Hydra's own section. UserError for words that the command has no use for.
     """
     words = prepared(command, words)
-    install(command)
+    compose_for(command)
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return finished(command, compose(command, words, return_hydra_config=hydra), words)
+        return completed_configuration(
+            command, compose(command, words, return_hydra_config=hydra), words
+        )
 
 
 def of_job(command: str, cfg: DictConfig, words: Sequence[str]) -> tuple[DictConfig, list[str]]:
@@ -63,10 +70,10 @@ def of_job(command: str, cfg: DictConfig, words: Sequence[str]) -> tuple[DictCon
     """
     data = data_of_weights(words)
     words = [*data, *words]
-    return finished(command, compose(command, words) if data else cfg, words), words
+    return completed_configuration(command, compose(command, words) if data else cfg, words), words
 
 
-def finished(command: str, cfg: DictConfig, words: Sequence[str]) -> DictConfig:
+def completed_configuration(command: str, cfg: DictConfig, words: Sequence[str]) -> DictConfig:
     """Take from a configuration what is not the command's, and fill in parts that the words put there."""
     with read_write(cfg), open_dict(cfg):
         for section in set(cfg) - sections(command) - {"hydra"}:
@@ -109,7 +116,7 @@ def _refuse_foreign(command: str, word: str) -> None:
     section = key_of(word).split(".")[0]
     if section in {*names, "experiment", "hydra"} or package in names:
         return
-    homes = [f"mhprobe.{other}" for other in commands() if section in sections(other)]
+    homes = [f"mhprobe.{other}" for other in commands_of_conf() if section in sections(other)]
     if homes:
         raise UserError(
             f"{word}: mhprobe.{command} has no {section}, a part of {', '.join(homes)}."

@@ -85,7 +85,7 @@ def refuse_types(part: Any, where: str) -> None:
         refuse_misfits(make, {key: value for key, value in part.items() if key not in inner}, where)
 
 
-def explained(make: Callable[..., Any], where: str) -> Callable[..., Any]:
+def naming_keys(make: Callable[..., Any], where: str) -> Callable[..., Any]:
     """Return a partial that raises UserError, naming a wrong key or value, when it is called."""
 
     @functools.wraps(make)

@@ -20,7 +20,7 @@ Place = tuple[str | int, ...]  # of keys
 
 
 @functools.cache
-def options(target: str) -> Options:
+def defaults_of(target: str) -> Options:
     """Return the options and defaults of our class or function, with those passed on to a base class; else nothing."""
     module, _, name = target.rpartition(".")
     return _of(module, name) if _is_ours(module) else {}
@@ -157,7 +157,7 @@ def _meant(module: str, default: ast.expr) -> ast.expr:
 def fill(cfg: DictConfig) -> None:
     """Add to each part of ``cfg`` with a ``_target_`` of ours the defaults of its missing options, in place."""
     for path, stated in _parts((), OmegaConf.to_container(cfg, resolve=False)):
-        defaults = options(str(stated["_target_"]))
+        defaults = defaults_of(str(stated["_target_"]))
         part = _part(cfg, path)
         with open_dict(part):
             part.update({key: value for key, value in defaults.items() if key not in stated})
@@ -174,7 +174,7 @@ def take_back(cfg: DictConfig, before: DictConfig, typed: Iterable[str]) -> None
         if not isinstance(part, DictConfig) or part.get("_target_") == stood["_target_"]:
             continue
         with open_dict(part):
-            for key, default in options(str(stood["_target_"])).items():
+            for key, default in defaults_of(str(stood["_target_"])).items():
                 if stood.get(key) == default and ".".join(map(str, (*path, key))) not in kept:
                     part.pop(key, None)
 

@@ -35,7 +35,7 @@ def rank() -> int:
 
 
 @functools.cache
-def claim(wanted: str) -> str:
+def claim_folder(wanted: str) -> str:
     """Make a new folder of that name, or the next free one (_2, _3 ...).
 
     Ranks of a launcher share ``wanted``.
@@ -87,12 +87,12 @@ def held(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def settings(
+def keep_settings(
     folder: Path, cfg: DictConfig, overrides: Sequence[str], sweeping: bool = False
 ) -> Iterator[None]:
     """Keep the composed configuration and what was typed in ``folder/config``.
 
-    A mistake puts back what was there. A folder that ``claim`` has made goes if nothing else was
+    A mistake puts back what was there. A folder that ``claim_folder`` has made goes if nothing else was
     written, but for a job of a sweep (``sweeping``), whose settings the sweep's end reads.
     """
     if rank():
@@ -125,16 +125,16 @@ def keep_typed(folder: Path, overrides: Sequence[str]) -> None:
     write(folder / "config" / "overrides.yaml", OmegaConf.to_yaml(list(overrides)).encode())
 
 
-def note(folder: Path, code: int, message: str) -> None:
+def note_failure(folder: Path, code: int, message: str) -> None:
     """Leave a note of a failed job for the end of its sweep."""
     with contextlib.suppress(OSError):  # the disk may be full
         (folder / FAILED).write_text(json.dumps({"code": code, "message": message}))
 
 
-def lost(folder: Path, overrides: Sequence[str], message: str) -> None:
+def note_lost(folder: Path, overrides: Sequence[str], message: str) -> None:
     """Leave a note of a job whose process or machine is gone."""
     keep_typed(folder, overrides)
-    note(folder, 1, message)
+    note_failure(folder, 1, message)
 
 
 def in_quotes(text: str) -> str:
@@ -154,7 +154,7 @@ def submitit_names_lost_jobs(folder: Path) -> None:
             return whole(job)
         except submitit.core.utils.UncompletedJobError as error:
             overrides, _, number, *_ = job.submission().args
-            lost(folder / str(number), overrides, first_line(error))
+            note_lost(folder / str(number), overrides, first_line(error))
             return [JobReturn(overrides=overrides, status=JobStatus.COMPLETED)]
 
     submitit.Job.results = results  # type: ignore[method-assign, assignment]

@@ -28,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from mhprobe.errors import UserError, quoted
 from mhprobe.framework.run.jobs import rank
 from mhprobe.framework.run.quiet import quiet
-from mhprobe.framework.run.shortage import explained
+from mhprobe.framework.run.shortage import naming_settings
 from mhprobe.io.progress import announce, screen
 from mhprobe.io.stopping import Stopped, handle, listen, outlive_readers, stop
 
@@ -77,7 +77,10 @@ def run(
         shown = (
             "off" if rank() else checked.progress
         )  # of several processes the first has the screen
-        with explained(checked), screen(f"mhprobe.{task} {checked.name}", shown, checked.verbose):
+        with (
+            naming_settings(checked),
+            screen(f"mhprobe.{task} {checked.name}", shown, checked.verbose),
+        ):
             announce([f"mhprobe.{task} begins; results go to {folder}"])  # imports take seconds
             with _importing():
                 command = module(task)

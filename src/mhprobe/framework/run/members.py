@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from mhprobe.framework.run.constructors import OURS, PACKAGE
 
 
-class Folder(NamedTuple):
+class MemberFolder(NamedTuple):
     """A folder of members.
 
     partial: they are built later, for a model. several: a run takes some, by name.
@@ -24,11 +24,11 @@ class Folder(NamedTuple):
 
 
 FOLDERS = {
-    "measure": Folder("measures", partial=True, several=True),
-    "maps": Folder("maps", partial=False, several=True),
-    "score": Folder("scoring", partial=True, several=False),
-    "prune/order": Folder("masking", partial=False, several=False),
-    "search": Folder("masking/search", partial=False, several=False),
+    "measure": MemberFolder("measures", partial=True, several=True),
+    "maps": MemberFolder("maps", partial=False, several=True),
+    "score": MemberFolder("scoring", partial=True, several=False),
+    "prune/order": MemberFolder("masking", partial=False, several=False),
+    "search": MemberFolder("masking/search", partial=False, several=False),
 }
 
 
@@ -49,7 +49,7 @@ def members(group: str) -> dict[str, dict[str, Any]]:
     return parts
 
 
-def place(group: str, name: str) -> str:
+def option_key(group: str, name: str) -> str:
     """Return the key of an option: measure.svcca, score."""
     return (
         f"{group}.{name}"

@@ -136,7 +136,7 @@ def joins_heads(cfg: Config) -> bool:
     return cfg.masking.step is None and any(order not in NO_LOOK for order in orders)
 
 
-def measures(cfg: Config) -> bool:
+def has_measures(cfg: Config) -> bool:
     """Return True if a probe has a measure."""
     return cfg.probe is None or bool(cfg.measure)
 
@@ -399,7 +399,7 @@ NEEDS = (  # the first that is not met answers
     ),
     Need(
         ("probe.*",),
-        measures,
+        has_measures,
         "nothing is measured; leave it out, or take measures with measure=[entropy]",
         ("measure",),
     ),

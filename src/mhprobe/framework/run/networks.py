@@ -14,7 +14,7 @@ from mhprobe.backbones.parts.timm_models import note, registered
 from mhprobe.data.base import SPLITS, ImageData, InputSpec
 from mhprobe.data.source import other_classes
 from mhprobe.errors import UserError, refuse_misfits
-from mhprobe.framework.run.construct import construct, explained, keyed
+from mhprobe.framework.run.construct import construct, keyed, naming_keys
 from mhprobe.framework.run.devices import build_lightning
 from mhprobe.framework.run.jobs import rank
 from mhprobe.framework.run.schema import Config, refuse_without_classifier
@@ -105,7 +105,7 @@ def _gated(
         return GatedClassifier(
             backbone,
             dict(description),
-            make_gates=explained(
+            make_gates=naming_keys(
                 construct(gates.relaxation, "gates.relaxation"), "gates.relaxation"
             ),
             units=gates.units,
@@ -178,7 +178,7 @@ def load_best(model: GatedClassifier, checkpoints: Path) -> None:
         model.results = chosen.get("results", {})
 
 
-def save(
+def save_run_weights(
     cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageData, folder: Path
 ) -> None:
     """Write the weights as plain timm keys: ``model.safetensors`` and the JSON that rebuilds the model."""
@@ -237,7 +237,7 @@ def build_measures(
     for name, part in parts.items():
         try:
             built[name] = fitted(
-                explained(construct(part, f"{where}.{name}"), f"{where}.{name}"), layout
+                naming_keys(construct(part, f"{where}.{name}"), f"{where}.{name}"), layout
             )
         except UserError as error:
             built[name] = error

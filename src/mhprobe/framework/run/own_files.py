@@ -43,7 +43,7 @@ class OwnFiles(ConfigSource):
             header = self._get_header_dict(file.read_text(encoding="utf-8"))
             cfg = whole(file) if stands_alone(file) else cast(DictConfig, OmegaConf.load(file))
         elif self.is_config(config_path):
-            header["package"] = members.place(group, name)
+            header["package"] = members.option_key(group, name)
             cfg = OmegaConf.create(members.members(group)[name])
         else:
             raise ConfigLoadError(f"Config not found : {file}")
@@ -89,7 +89,7 @@ class OwnFiles(ConfigSource):
 
 
 class OwnPath(SearchPathPlugin):
-    """Puts ``OwnFiles`` before the plain files of conf/, in this process, after ``install``."""
+    """Puts ``OwnFiles`` before the plain files of conf/, in this process, after ``find_own_files``."""
 
     command = ""
 
@@ -99,7 +99,7 @@ class OwnPath(SearchPathPlugin):
             search_path.prepend(SCHEME, f"{SCHEME}://{self.command}", SearchPathQuery("main"))
 
 
-def install(command: str) -> None:
+def find_own_files(command: str) -> None:
     """Make Hydra find the files of this command, from now on in this process."""
     OwnPath.command = command
     for plugin in (OwnFiles, OwnPath):

@@ -14,7 +14,7 @@ from mhprobe.framework.questions.material import Material
 from mhprobe.framework.questions.plan import Question
 from mhprobe.framework.run import image_data, networks, trainers
 from mhprobe.framework.run.construct import construct, keyed
-from mhprobe.framework.run.resume import facts
+from mhprobe.framework.run.resume import facts_of_run
 from mhprobe.framework.run.schema import Config, Prune, comes_with_weights
 from mhprobe.framework.training.classifier import GatedClassifier
 from mhprobe.gates import gates_of
@@ -37,7 +37,7 @@ from mhprobe.pruning.rounds import (
     Pruned,
     Removal,
     Selection,
-    Shown,
+    ShownChooser,
     Source,
     Stage,
     Train,
@@ -52,7 +52,7 @@ from mhprobe.report.runs.run import measured_on
 from mhprobe.report.tables import Table
 from mhprobe.stats.promise import Guarantee
 from mhprobe.surgery import export
-from mhprobe.surgery.costs import evenly
+from mhprobe.surgery.costs import same_share_everywhere
 from mhprobe.surgery.removal import prune_heads
 from mhprobe.surgery.speed import BATCHES, SHARES, speed_table
 from mhprobe.weights.checkpoint import gates_kept, read_description, weights_files
@@ -69,7 +69,7 @@ class Pruning:
 
     def __init__(self, cfg: Config, folder: Path) -> None:
         assert cfg.prune is not None, "a section of mhprobe.prune"
-        refuse(cfg, cfg.prune)
+        refuse_settings(cfg, cfg.prune)
         self.cfg, self.settings, self.folder = cfg, cfg.prune, folder
         self.promise: Promise | None = None
 
@@ -121,7 +121,7 @@ class Pruning:
         removal = Removal(
             proj_bias=settings.proj_bias,
             fold=settings.fold,
-            mend=repair(settings),
+            mend=repair_options(settings),
             train=retraining(cfg, settings, dense, description, material.data, report),
             draws=settings.random_draws,
         )
@@ -146,7 +146,10 @@ class Pruning:
         layout = layout_of(dense)
         if settings.speed:
             masks = {"this mask": pruned.gone}  # beside evenly spread ones
-            masks |= {f"{100 * share:.0f} % removed": evenly(layout, share) for share in SHARES}
+            masks |= {
+                f"{100 * share:.0f} % removed": same_share_everywhere(layout, share)
+                for share in SHARES
+            }
             with progress("timing", len(BATCHES), "batch sizes") as done:
                 speeds = speed_table(dense, masks, rounds=settings.speed_rounds, show=done)
             drawn = Result(
@@ -157,7 +160,7 @@ class Pruning:
         emptied = [site.name for site in layout.of("neuron").sites if not kept[site.name]]
         print(
             *promised,
-            *lines(pruned),
+            *stages_in_words(pruned),
             *(f"{name}: no neuron is left, so a bias alone" for name in emptied),
             sep="\n",
         )
@@ -207,7 +210,7 @@ class Pruning:
         """Return what an elastic file makes budgets of, and lines for the terminal: which of them are promised."""
         target, promised = self.settings.target, list[str]()
         assert isinstance(source, OnPath) and pruned.scores is not None and target is not None
-        budgets = elastic.described(source, pruned.scores, layout_of(dense))
+        budgets = elastic.elastic_part(source, pruned.scores, layout_of(dense))
         if promise := promise_asked(self.settings):
             calibrate = judge.calibrate(dense, False)
             budgets["promise"] = elastic.promise_budgets(
@@ -242,7 +245,7 @@ class Pruning:
         )
 
 
-def refuse(cfg: Config, settings: Prune) -> None:
+def refuse_settings(cfg: Config, settings: Prune) -> None:
     """Raise UserError for settings that are wrong before anything is loaded."""
     if cfg.weights is None and not comes_with_weights(cfg.backbone):
         raise UserError("prune: which trained network? Give weights=<.safetensors or .ckpt>.")
@@ -375,7 +378,7 @@ def retraining(
             cfg, trainers.build_callbacks(cfg, model, data, report, checkpoints), report
         )
         training = {
-            **facts(cfg, about, data.images_of("train", "val")),
+            **facts_of_run(cfg, about, data.images_of("train", "val")),
             "precision": trainer.precision,
         }
         key = cache_key(
@@ -384,10 +387,10 @@ def retraining(
             source=our_digest(ABOVE),
             of=digest(pruned.state_dict()),
         )
-        if (tuned := stored.read(networks.kept_measurements(cfg), key)) is None:
+        if (tuned := stored.read_columns(networks.kept_measurements(cfg), key)) is None:
             trainer.fit(model, datamodule=data)
             networks.load_best(model, checkpoints)
-            stored.write(networks.kept_measurements(cfg), key, model.backbone.state_dict())
+            stored.write_columns(networks.kept_measurements(cfg), key, model.backbone.state_dict())
         else:  # by a run that was killed after this round
             print(
                 f"round {number}: was tuned before with the same settings; those weights are taken"
@@ -425,12 +428,12 @@ def source_of(
                 "neuron: <share left>}, "
                 f"and no guarantee, units, {', '.join(LIMITS[:-1])} or {LIMITS[-1]}."
             )
-        return Shown(order, settings.target)
+        return ShownChooser(order, settings.target)
     options = settings.model_dump(include={*LIMITS, "units", "target"})
     return OnPath(order, **options, guarantee=guarantee, chosen_on=settings.select_on, seed=seed)
 
 
-def repair(settings: Prune) -> dict[str, Any] | None:
+def repair_options(settings: Prune) -> dict[str, Any] | None:
     """Options of least-squares repair; None for none."""
     return None if settings.repair.per == "none" else settings.repair.model_dump()
 
@@ -441,7 +444,7 @@ def folded_gates(model: nn.Module) -> list[float] | None:
     return None if bool((gates == 1).all()) else gates.tolist()
 
 
-def lines(pruned: Pruned) -> list[str]:
+def stages_in_words(pruned: Pruned) -> list[str]:
     """Return the lines for the terminal: every stage, and what was removed."""
     first, last, lost = pruned.stages[0], pruned.stages[-1], pruned.scored.lost
     return [

@@ -22,7 +22,7 @@ from mhprobe.framework.questions.measured import (
 )
 from mhprobe.framework.questions.plan import Question
 from mhprobe.framework.run import image_data, networks, trainers
-from mhprobe.framework.run.construct import construct, explained
+from mhprobe.framework.run.construct import construct, naming_keys
 from mhprobe.framework.run.jobs import rank
 from mhprobe.framework.run.schema import Config, Paper
 from mhprobe.framework.run.schema import Masking as Curves
@@ -175,11 +175,11 @@ def _usual(cfg: Config, material: Material) -> list[Question]:
             questions.append(Question("second data set", second, names))
     for name, part in cfg.question.items():
         where = f"question.{name}"
-        ask = explained(construct({**part, "_partial_": True}, where), where)
+        ask = naming_keys(construct({**part, "_partial_": True}, where), where)
         questions.append(Question(name, ask, names, control=control))
     if cfg.optim is not None and networks.learns_gates(cast(Any, material.model)):
         rule = functools.partial(learned_gates, keep=cfg.gates.keep, threshold=cfg.gates.threshold)
-        questions.append(Question("gates", explained(rule, "gates")))
+        questions.append(Question("gates", naming_keys(rule, "gates")))
     if material.masking is not None:
         questions.append(
             Question("masking_curves", masking_curves, curves=tuple(material.masking.specs))
@@ -205,7 +205,9 @@ def panels(about: Paper) -> dict[str, Callable[..., Any]]:
         for key, figure in about.figures.items()
         if figure.panel
     }
-    return {key: explained(construct(panel, where), where) for key, (panel, where) in named.items()}
+    return {
+        key: naming_keys(construct(panel, where), where) for key, (panel, where) in named.items()
+    }
 
 
 def _masking(cfg: Config, settings: Curves, model: GatedClassifier) -> Masking:
@@ -218,7 +220,7 @@ def _masking(cfg: Config, settings: Curves, model: GatedClassifier) -> Masking:
     for name, part in settings.curves.items():
         where, make = (
             f"masking.curves.{name}",
-            cast(type[CurveSpec], explained(CurveSpec, f"masking.curves.{name}")),
+            cast(type[CurveSpec], naming_keys(CurveSpec, f"masking.curves.{name}")),
         )
         try:
             order = construct(part.order, f"{where}.order")

@@ -12,7 +12,7 @@ from typing import Any
 import lightning as L
 
 from mhprobe.errors import UserError, nearest
-from mhprobe.framework.run.constructors import options
+from mhprobe.framework.run.constructors import defaults_of
 from mhprobe.framework.run.schema import Config
 from mhprobe.framework.training.checkpoints import SameRun
 from mhprobe.io.code import file_digest
@@ -92,7 +92,7 @@ def resume(cfg: Config, folder: Path, trainer: L.Trainer, part: bool = False) ->
     refusals = []
     for path in paths:  # the newest first
         try:
-            lines = judge(
+            lines = allowed_differences(
                 load_checkpoint(path).get("run"), ours, cfg.resume.allow if cfg.resume else [], path
             )
         except UserError as error:
@@ -104,7 +104,7 @@ def resume(cfg: Config, folder: Path, trainer: L.Trainer, part: bool = False) ->
     raise refusals[0]
 
 
-def facts(cfg: Config, description: Mapping[str, Any], images: str) -> dict[str, Any]:
+def facts_of_run(cfg: Config, description: Mapping[str, Any], images: str) -> dict[str, Any]:
     """Return the facts of a run, by key.
 
     description: of the network. images: digest of training and validation.
@@ -163,7 +163,7 @@ def differences(theirs: Facts | None, ours: Facts) -> dict[str, tuple[Any, Any]]
 
     def value(key: str, here: Facts, other: Facts) -> Any:
         part, _, option = key.rpartition(".")
-        default = options(str(other.get(f"{part}._target_"))).get(option, ABSENT)
+        default = defaults_of(str(other.get(f"{part}._target_"))).get(option, ABSENT)
         return here.get(key, default if default == other.get(key) else ABSENT)
 
     pairs = {
@@ -173,7 +173,9 @@ def differences(theirs: Facts | None, ours: Facts) -> dict[str, tuple[Any, Any]]
     return {key: (was, now) for key, (was, now) in pairs.items() if was != now}
 
 
-def judge(theirs: Facts | None, ours: Facts, allow: Sequence[str], path: Path) -> list[str]:
+def allowed_differences(
+    theirs: Facts | None, ours: Facts, allow: Sequence[str], path: Path
+) -> list[str]:
     """Return a line for each allowed difference; UserError for others.
 
     allow: keys, or their beginnings (``optim``).

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from mhprobe.backbones.parts.folders import folder_of_others
 from mhprobe.errors import UserError, quoted, short
-from mhprobe.framework.run.sections import sections, settings
+from mhprobe.framework.run.sections import sections, settings_of
 from mhprobe.heads import FillName, Kind, Part, Scope
 from mhprobe.io.nested import leaves
 from mhprobe.recording.outputs import Of
@@ -409,7 +409,9 @@ def check(command: str, cfg: DictConfig) -> Config:
     plain = _plain(cfg)
     _take_files_of_folders(plain)
     checked: Config = _valid(Config, {**plain, "command": command})
-    needed = settings(command) | ({"optim"} & sections(command))  # other groups may be taken away
+    needed = settings_of(command) | (
+        {"optim"} & sections(command)
+    )  # other groups may be taken away
     if gone := sorted(needed - plain.keys()):
         raise UserError(_gone(gone[0]))
     if checked.voita is not None:

@@ -18,33 +18,33 @@ ADDS = (
 )  # groups that add to a command instead of choosing a part of it
 
 
-def commands() -> list[str]:
+def commands_of_conf() -> list[str]:
     """Return the commands, by their files in conf/ and modules below mhprobe: train, ..., studies.voita."""
     return [path.stem for path in sorted(CONF.glob("*.yaml")) if path.stem != "base"]
 
 
 def sections(command: str) -> set[str]:
     """Return the keys of a command's configuration: its settings and its groups."""
-    return settings(command) | set(_chosen(command))
+    return settings_of(command) | set(_chosen(command))
 
 
-def settings(command: str) -> set[str]:
+def settings_of(command: str) -> set[str]:
     """Return the settings of a command's file and of its base files, without groups."""
     file = _file(command)
     keys = {str(key) for key in file if key not in ("defaults", "hydra")}
-    return keys.union(*(settings(base) for base in begins_with(file)))
+    return keys.union(*(settings_of(base) for base in begins_with(file)))
 
 
-def groups(command: str) -> str:
+def groups_with_options(command: str) -> str:
     """Return the groups of a command, a line each, with their options."""
     names = {
         *_chosen(command),
         *(group for group in ADDS if group == "experiment" or group in sections(command)),
     }
-    return "\n".join(f"{group}: {', '.join(options(group))}" for group in sorted(names))
+    return "\n".join(f"{group}: {', '.join(options_of_group(group))}" for group in sorted(names))
 
 
-def options(group: str) -> list[str]:
+def options_of_group(group: str) -> list[str]:
     return sorted(
         {path.stem for path in (CONF / group).glob("*.yaml")} - {"base"}
         | set(members.members(group))
@@ -59,7 +59,7 @@ def _chosen(command: str) -> Iterator[str]:
     for entry in file.get("defaults", []):
         for group, choice in {} if isinstance(entry, str) else entry.items():
             name = str(group).removeprefix("override ").strip("/")
-            if choice is not None and options(name):
+            if choice is not None and options_of_group(name):
                 yield name
 
 

@@ -33,7 +33,7 @@ def no_memory(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def explained(cfg: "Config") -> Iterator[None]:
+def naming_settings(cfg: "Config") -> Iterator[None]:
     """Raise UserError, naming settings of ``cfg``, for a shortage inside."""
     try:
         yield

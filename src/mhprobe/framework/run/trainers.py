@@ -12,10 +12,10 @@ from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
 from mhprobe.framework.run import image_data, networks
 from mhprobe.framework.run.composing import network
-from mhprobe.framework.run.construct import construct, explained
+from mhprobe.framework.run.construct import construct, naming_keys
 from mhprobe.framework.run.devices import build_lightning
 from mhprobe.framework.run.jobs import rank
-from mhprobe.framework.run.resume import facts
+from mhprobe.framework.run.resume import facts_of_run
 from mhprobe.framework.run.schema import Config
 from mhprobe.framework.run.wing import pages
 from mhprobe.framework.training.checkpoints import (
@@ -81,7 +81,9 @@ def build_callbacks(
             History(fit, report, probe.every_n_epochs, probe.every_n_steps, probe.target)
         )
     for name, part in cfg.callback.items():
-        watching.append(explained(construct(part, f"callback.{name}"), f"callback.{name}")(report))
+        watching.append(
+            naming_keys(construct(part, f"callback.{name}"), f"callback.{name}")(report)
+        )
     watching.append(ShowsTraining())
     if cfg.optim is None:
         return watching
@@ -93,7 +95,7 @@ def build_callbacks(
         *watching,
         *([LearningRates()] if report.loggers else []),
         SeedEachStep(cfg.seed),
-        SameRun(facts(cfg, model.description, data.images_of("train", "val"))),
+        SameRun(facts_of_run(cfg, model.description, data.images_of("train", "val"))),
         StopAtNonFinite(),
         *([] if cfg.optim.ema is None else [_build_average(cfg.optim.ema)]),
         SaveOnTerminate(checkpoints),

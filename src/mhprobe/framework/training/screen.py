@@ -8,7 +8,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
 
-from mhprobe.io.progress import best, progress, stage
+from mhprobe.io.progress import announce_stage, progress, show_best
 from mhprobe.io.written import counted
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class ShowsTraining(ProgressBar):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         epochs = trainer.max_epochs or 0
         if self.shown:
-            stage(f"training {counted(epochs, 'epoch')}")
+            announce_stage(f"training {counted(epochs, 'epoch')}")
         total = int(self.total_train_batches) * epochs
         self._training = self._bars.enter_context(
             progress("training", total, "batches", self.shown)
@@ -58,7 +58,7 @@ class ShowsTraining(ProgressBar):
 
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.shown:
-            stage("testing")
+            announce_stage("testing")
         self._evaluate("testing", trainer.num_test_batches)
 
     def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
@@ -97,7 +97,7 @@ class ShowsTraining(ProgressBar):
             return
         if self._best is None or accuracy > self._best[0]:
             self._best = accuracy, epoch
-        best(f"{100 * self._best[0]:.1f} % on validation, epoch {self._best[1]}")
+        show_best(f"{100 * self._best[0]:.1f} % on validation, epoch {self._best[1]}")
         text = "epoch %d of %s: validation accuracy %.2f %%, loss %.4f, best epoch %d, %.1f s"
         log.info(
             text,

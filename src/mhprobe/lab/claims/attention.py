@@ -4,9 +4,9 @@ from mhprobe.lab.claims.parts.claim import Margin, claim
 from mhprobe.lab.claims.parts.estimates import (
     Estimate,
     late_minus_early,
-    mean_of,
+    mean_over_heads,
     over_images,
-    share,
+    share_of_heads,
     third_of,
 )
 from mhprobe.lab.claims.parts.evidence import Columns, Evidence
@@ -38,7 +38,7 @@ def early_blocks_have_local_heads(of: Evidence, attention_distance: Columns) -> 
         for end in ("low", "high")
     )
     limit = FUNCTIONS["local"].limit
-    return share(high <= limit, low > limit, images=attention_distance["images"])
+    return share_of_heads(high <= limit, low > limit, images=attention_distance["images"])
 
 
 @claim(
@@ -53,7 +53,9 @@ def late_heads_look_everywhere(of: Evidence, attention_distance: Columns) -> Est
         attention_distance[end][late] / attention_distance["whole"][late] for end in ("low", "high")
     )
     limit = FUNCTIONS["global"].limit
-    return share(low >= limit, high < limit, images=attention_distance["images"]).beyond(0.5)
+    return share_of_heads(low >= limit, high < limit, images=attention_distance["images"]).beyond(
+        0.5
+    )
 
 
 @claim(
@@ -89,7 +91,9 @@ def entropy_falls_with_depth(of: Evidence, entropy: Columns) -> Estimate:
 def some_heads_are_positional(of: Evidence, position: Columns) -> Estimate:
     """Share of heads whose largest weight is at one offset for 90 % of the queries."""
     limit = FUNCTIONS["positional"].limit
-    return share(position["low"] >= limit, position["high"] < limit, images=position["images"])
+    return share_of_heads(
+        position["low"] >= limit, position["high"] < limit, images=position["images"]
+    )
 
 
 @claim(
@@ -114,7 +118,7 @@ def single_heads_beat_fixed_offsets(of: Evidence) -> Estimate:
 def some_heads_are_sinks(of: Evidence, sinks: Columns) -> Estimate:
     """Share of heads with one token, in half of the images, that gets half of the attention of nearly all queries."""
     limit = FUNCTIONS["sink"].limit
-    return share(sinks["sink"] >= limit, sinks["sink"] < limit)
+    return share_of_heads(sinks["sink"] >= limit, sinks["sink"] < limit)
 
 
 @claim(
@@ -130,7 +134,7 @@ def some_heads_are_sinks(of: Evidence, sinks: Columns) -> Estimate:
 def the_class_token_draws_attention(of: Evidence, token_kinds: Columns) -> Estimate:
     """Mean attention from patches to the class token, minus its share of even attention."""
     absent = "the network has no class token that patches attend to."
-    return mean_of(of.layout, token_kinds["cls"], token_kinds["uniform_cls"], absent=absent)
+    return mean_over_heads(of.layout, token_kinds["cls"], token_kinds["uniform_cls"], absent=absent)
 
 
 @claim(
@@ -143,7 +147,7 @@ def the_class_token_draws_attention(of: Evidence, token_kinds: Columns) -> Estim
 )
 def special_attention_is_a_no_op(of: Evidence, no_op: Columns) -> Estimate:
     """One minus the mean slope of the loss along attention to special keys over that along all others."""
-    return mean_of(
+    return mean_over_heads(
         of.layout,
         1 - no_op["value"],
         absent="the network has no special tokens whose slope is known.",
@@ -158,4 +162,4 @@ def special_attention_is_a_no_op(of: Evidence, no_op: Columns) -> Estimate:
 def high_norm_tokens_draw_attention(of: Evidence, token_kinds: Columns) -> Estimate:
     """Mean log2 of the attention to patches of high norm over their share of even attention."""
     ratio = token_kinds["high_norm"] / token_kinds["uniform_high_norm"]
-    return mean_of(of.layout, ratio.log2(), absent="no block has patches of high norm.")
+    return mean_over_heads(of.layout, ratio.log2(), absent="no block has patches of high norm.")

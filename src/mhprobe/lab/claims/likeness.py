@@ -8,14 +8,14 @@ from mhprobe.lab.claims.parts.claim import RANKS, Margin, claim
 from mhprobe.lab.claims.parts.estimates import (
     Estimate,
     between_blocks,
+    early_and_late,
     go_together,
-    halves,
     in_blocks,
-    mean_of,
+    mean_over_heads,
     minus_another,
     most_alike,
     over_heads,
-    share,
+    share_of_heads,
     third_of,
 )
 from mhprobe.lab.claims.parts.evidence import Columns, Evidence
@@ -29,7 +29,7 @@ from mhprobe.lab.claims.parts.evidence import Columns, Evidence
 )
 def heads_of_a_block_are_alike(of: Evidence, svcca: Columns) -> Estimate:
     """Mean canonical correlation (SVCCA) of the pairs of each block, minus that of the same heads on other images."""
-    return mean_of(of.layout, svcca["value"], svcca["null"])
+    return mean_over_heads(of.layout, svcca["value"], svcca["null"])
 
 
 @claim(
@@ -42,7 +42,7 @@ def some_heads_are_nearly_equal(of: Evidence, svcca: Columns) -> Estimate:
     """Share of blocks with two heads whose canonical correlation is above .95."""
     largest = most_alike(of.layout, svcca["value"]).nan_to_num(0)
     double = torch.tensor([bool((part > 0.95).any()) for part in of.layout.split(largest)])
-    return share(double, ~double, unit="blocks")
+    return share_of_heads(double, ~double, unit="blocks")
 
 
 @claim(
@@ -55,7 +55,7 @@ def some_heads_are_nearly_equal(of: Evidence, svcca: Columns) -> Estimate:
 )
 def likeness_falls_with_depth(of: Evidence, svcca: Columns) -> Estimate:
     """Mean canonical correlation above chance of the pairs of a block: early half of the blocks minus late half."""
-    return mean_of(of.layout, svcca["value"], svcca["null"], *halves(of.layout))
+    return mean_over_heads(of.layout, svcca["value"], svcca["null"], *early_and_late(of.layout))
 
 
 @claim(
@@ -68,7 +68,7 @@ def likeness_falls_with_depth(of: Evidence, svcca: Columns) -> Estimate:
 )
 def middle_blocks_are_least_alike(of: Evidence, svcca: Columns) -> Estimate:
     """Mean canonical correlation above chance of the pairs of a block: outer thirds of the depth minus the middle."""
-    return mean_of(
+    return mean_over_heads(
         of.layout, svcca["value"], svcca["null"], third_of(of.layout) != 1, third_of(of.layout) == 1
     )
 
@@ -88,7 +88,7 @@ def narrow_heads_are_more_alike(of: Evidence, svcca: Columns) -> Estimate:
     """
     width = torch.tensor([site.head_dim for _, _, site in of.layout])
     if (narrow := width < width.max()).any():
-        return mean_of(of.layout, svcca["value"], svcca["null"], narrow, ~narrow)
+        return mean_over_heads(of.layout, svcca["value"], svcca["null"], narrow, ~narrow)
     judged = [
         row
         for row in of.run("wider").rows("claims")
@@ -96,7 +96,7 @@ def narrow_heads_are_more_alike(of: Evidence, svcca: Columns) -> Estimate:
     ]
     if not judged or judged[0]["effect"] is None:
         raise UserError("the network of wider heads has no number for heads_of_a_block_are_alike.")
-    return minus_another(mean_of(of.layout, svcca["value"], svcca["null"]), judged[0])
+    return minus_another(mean_over_heads(of.layout, svcca["value"], svcca["null"]), judged[0])
 
 
 @claim(
@@ -161,7 +161,7 @@ def like_attention_gives_like_outputs(of: Evidence, js_distance: Columns, cka: C
 )
 def training_makes_outputs_unlike(of: Evidence, cka: Columns) -> Estimate:
     """Mean linear CKA of the outputs of two heads of a block: untrained minus trained."""
-    return mean_of(of.layout, of.control("cka")["value"] - cka["value"])
+    return mean_over_heads(of.layout, of.control("cka")["value"] - cka["value"])
 
 
 @claim(
@@ -172,7 +172,7 @@ def training_makes_outputs_unlike(of: Evidence, cka: Columns) -> Estimate:
 )
 def circuits_differ_from_initialisation(of: Evidence, weight_similarity: Columns) -> Estimate:
     """Mean size of the cosine of the value-output circuits of two heads of a block: trained minus untrained."""
-    return mean_of(
+    return mean_over_heads(
         of.layout,
         weight_similarity["cosine_ov"].abs() - of.control("weight_similarity")["cosine_ov"].abs(),
     )

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.lab.claims.parts.claim import POINT, Effect, Margin, claim
-from mhprobe.lab.claims.parts.estimates import Estimate, in_blocks, of_accuracy, share
+from mhprobe.lab.claims.parts.estimates import Estimate, in_blocks, of_accuracy, share_of_heads
 from mhprobe.lab.claims.parts.evidence import (
     Columns,
     Evidence,
@@ -68,7 +68,7 @@ def importance_beats_random(of: Evidence) -> Estimate:
 def most_heads_can_go(of: Evidence, ablation_delta: Columns) -> Estimate:
     """Share of heads whose removal alone costs less than a point, minus a half."""
     low, high = ablation_delta["drop_low"], ablation_delta["drop_high"]
-    return share(high < 0.01, low >= 0.01, images=ablation_delta["images"]).beyond(0.5)
+    return share_of_heads(high < 0.01, low >= 0.01, images=ablation_delta["images"]).beyond(0.5)
 
 
 @costs_at_most_a_point(

@@ -7,10 +7,10 @@ from torch import Tensor
 from mhprobe.lab.claims.parts.claim import Margin, claim
 from mhprobe.lab.claims.parts.estimates import (
     Estimate,
-    mean_of,
+    mean_over_heads,
     over_heads,
     over_images,
-    share,
+    share_of_heads,
     third_of,
 )
 from mhprobe.lab.claims.parts.evidence import Columns, Evidence
@@ -24,7 +24,7 @@ from mhprobe.lab.claims.parts.evidence import Columns, Evidence
 )
 def attention_is_a_low_pass_filter(of: Evidence, output_frequency: Columns) -> Estimate:
     """Log amplitude of the highest frequency against the lowest: stream before a block minus what its heads write."""
-    return mean_of(of.layout, output_frequency["block_input"] - output_frequency["value"])
+    return mean_over_heads(of.layout, output_frequency["block_input"] - output_frequency["value"])
 
 
 @claim(
@@ -62,7 +62,7 @@ def heads_have_class_roles(of: Evidence, logit_attribution: Columns) -> Estimate
     half = error * stats.t.isf(0.025 / classes, max(1, images // classes - 1))
     needed = 3 * by_class.abs().nanmean(1, keepdim=True)
     sure, excluded = largest - half >= needed, largest + half < needed
-    return share(sure.squeeze(1), excluded.squeeze(1), images=images)
+    return share_of_heads(sure.squeeze(1), excluded.squeeze(1), images=images)
 
 
 @claim(

@@ -22,7 +22,7 @@ from mhprobe.backbones import attach
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError, quoted, refusing
 from mhprobe.heads import HeadLayout
-from mhprobe.lab.headbench.canvas import draw
+from mhprobe.lab.headbench.canvas import draw_images
 from mhprobe.lab.headbench.plants import all_plants, grow
 from mhprobe.measures.base import Measure
 from mhprobe.recording.measuring import Columns, measure
@@ -86,9 +86,9 @@ def bench(
     )
     for family, seed in itertools.product(families, seeds):
         canvas, planted = grow(family, seed)
-        look, choose = (draw(images, first + seed).batch() for first in (1000, 2000))
+        look, choose = (draw_images(images, first + seed).batch() for first in (1000, 2000))
         attach(canvas.model)  # it is finished
-        columns, refused = measured(canvas.model, canvas.layout, makes, look, choose)
+        columns, refused = columns_on(canvas.model, canvas.layout, makes, look, choose)
         values: dict[str, Tensor] = {}
         for name, of_measure in columns.items():
             extra = [column for owner, column in named if owner == name]
@@ -123,7 +123,7 @@ def detectors(name: str, columns: Columns, extra: Sequence[str]) -> dict[str, Te
     return values
 
 
-def measured(
+def columns_on(
     model: torch.nn.Module,
     layout: HeadLayout,
     makes: Mapping[str, Make],

@@ -58,7 +58,9 @@ def pixels_of_features() -> Tensor:
     return torch.linalg.qr(torch.randn(3 * PATCH * PATCH, FEATURES, generator=generator)).Q
 
 
-def draw(count: int, seed: int, shown: Tensor | None = None, marked: Tensor | None = None) -> World:
+def draw_images(
+    count: int, seed: int, shown: Tensor | None = None, marked: Tensor | None = None
+) -> World:
     """Draw ``count`` images. shown, marked: (B,) other classes for object and mark; all else stays."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % CLASSES
@@ -103,7 +105,7 @@ class Canvas(Blank):
         self.sink = CLASS_TOKEN if family == "vit" else LANDMARK
         self.random = torch.Generator().manual_seed(1000 + seed)
         self.seed_of_seen = 77_000 + seed
-        self.seen = draw(_CALIBRATION, self.seed_of_seen)
+        self.seen = draw_images(_CALIBRATION, self.seed_of_seen)
         self._streams: dict[int, tuple[Tensor, Tensor]] = {}
         self.bases = [self._basis(width) for width in self.widths()]
         with torch.no_grad():

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.backbones import family_of
-from mhprobe.lab.headbench.network import Network, digits
+from mhprobe.lab.headbench.network import TrainedNetwork, digits
 from mhprobe.lab.headbench.plants import SAME, SILENT, Made, by_name, moved_by, share_at
 from mhprobe.recording.outputs import objective
 
@@ -33,11 +33,15 @@ class Graft(Made):
     high: ClassVar[float]
 
     @abc.abstractmethod
-    def grown(self, network: Network, site: int, heads: Sequence[int]) -> Iterator[Network]:
+    def grown(
+        self, network: TrainedNetwork, site: int, heads: Sequence[int]
+    ) -> Iterator[TrainedNetwork]:
         """A changed copy of ``network`` for each of ``amounts``, the weakest first."""
 
     @abc.abstractmethod
-    def shown(self, network: Network, before: Network, site: int, heads: Sequence[int]) -> float:
+    def shown(
+        self, network: TrainedNetwork, before: TrainedNetwork, site: int, heads: Sequence[int]
+    ) -> float:
         """Measure the graft in these heads by an intervention on ``network``; larger means more of it.
 
         before: the network as it was trained.
@@ -45,8 +49,8 @@ class Graft(Made):
 
     def verified(
         self,
-        before: Network,
-        strongest: Network,
+        before: TrainedNetwork,
+        strongest: TrainedNetwork,
         site: int,
         heads: Sequence[int],
         others: Sequence[int],
@@ -73,14 +77,18 @@ class Faded(Graft):
     sign = 1
     low, high = 0.3, 0.95
 
-    def grown(self, network: Network, site: int, heads: Sequence[int]) -> Iterator[Network]:
+    def grown(
+        self, network: TrainedNetwork, site: int, heads: Sequence[int]
+    ) -> Iterator[TrainedNetwork]:
         output = network.parts(site, heads[0])["output"]
         return (
             network.changed(site, heads[0], output=self.sign * amount * output)
             for amount in self.amounts
         )
 
-    def shown(self, network: Network, before: Network, site: int, heads: Sequence[int]) -> float:
+    def shown(
+        self, network: TrainedNetwork, before: TrainedNetwork, site: int, heads: Sequence[int]
+    ) -> float:
         """1 - (movement of the logits without the head, now) / (the same before)."""
         images, without = digits().verify.images, [(site, heads[0])]
         now, whole = (
@@ -103,7 +111,9 @@ class Against(Faded):
     amounts, sign = (0.03, 0.1, 0.3, 1.0, 4.0), -1  # times its own write, with the sign turned
     low, high = 0.01, 0.05  # nats
 
-    def shown(self, network: Network, before: Network, site: int, heads: Sequence[int]) -> float:
+    def shown(
+        self, network: TrainedNetwork, before: TrainedNetwork, site: int, heads: Sequence[int]
+    ) -> float:
         """Return the fall of the loss without the head, in nats."""
         return network.loss() - network.loss([(site, heads[0])])
 
@@ -117,7 +127,9 @@ class Copied(Graft):
     amounts = (8.0, 4.0, 2.0, 1.0, 0.5)  # noise in the copy's weights, over the weights
     low, high = 0.5, 0.9
 
-    def grown(self, network: Network, site: int, heads: Sequence[int]) -> Iterator[Network]:
+    def grown(
+        self, network: TrainedNetwork, site: int, heads: Sequence[int]
+    ) -> Iterator[TrainedNetwork]:
         one, other = heads
         random = torch.Generator().manual_seed(network.seed)
         parts = network.parts(site, one)
@@ -130,7 +142,9 @@ class Copied(Graft):
                 site, other, **{key: part + amount * noise[key] for key, part in parts.items()}
             )
 
-    def shown(self, network: Network, before: Network, site: int, heads: Sequence[int]) -> float:
+    def shown(
+        self, network: TrainedNetwork, before: TrainedNetwork, site: int, heads: Sequence[int]
+    ) -> float:
         """Cosine of the writes of the two, each less its mean over tokens."""
         one, other = (network.writes(site, head).flatten(0, 1) for head in heads)
         one = one - one.mean(0)
@@ -152,7 +166,9 @@ class Neighbour(Graft):
     amounts = (2, 5, 20, 80, 320)  # steps of tuning
     low, high = 0.25, 0.45  # even attention gives 1 / 17
 
-    def grown(self, network: Network, site: int, heads: Sequence[int]) -> Iterator[Network]:
+    def grown(
+        self, network: TrainedNetwork, site: int, heads: Sequence[int]
+    ) -> Iterator[TrainedNetwork]:
         _, x = network.around_norm(site, digits().train.images[:128])
         at = network.site(site)
         parts = network.parts(site, heads[0])
@@ -176,7 +192,9 @@ class Neighbour(Graft):
                 site, heads[0], **{name: part.detach() for name, part in tuned.items()}
             )
 
-    def shown(self, network: Network, before: Network, site: int, heads: Sequence[int]) -> float:
+    def shown(
+        self, network: TrainedNetwork, before: TrainedNetwork, site: int, heads: Sequence[int]
+    ) -> float:
         """Share of the write's movement by noise that is due to noise on the left neighbour."""
         stream, _ = network.around_norm(site, digits().verify.images[:8])
         moved = moved_by(network, site, heads[0], stream, torch.eye(stream.shape[-1]))
@@ -192,7 +210,9 @@ class StandIn(Graft):
     amounts = (5, 10, 20, 40, 80)  # steps of tuning
     low, high = 0.5, 2 / 3
 
-    def grown(self, network: Network, site: int, heads: Sequence[int]) -> Iterator[Network]:
+    def grown(
+        self, network: TrainedNetwork, site: int, heads: Sequence[int]
+    ) -> Iterator[TrainedNetwork]:
         copy = network.copied()
         at = network.site(site)
         seen = digits().train
@@ -235,7 +255,9 @@ class StandIn(Graft):
             yield grown
         gate.remove()
 
-    def shown(self, network: Network, before: Network, site: int, heads: Sequence[int]) -> float:
+    def shown(
+        self, network: TrainedNetwork, before: TrainedNetwork, site: int, heads: Sequence[int]
+    ) -> float:
         """1 - (larger cost of one head) / (cost of both), where both cost 0.05 nats or more; else 0."""
         whole = network.loss()
         alone = max(abs(network.loss([(site, head)]) - whole) for head in heads)

@@ -26,7 +26,7 @@ SIZES: dict[str, Any] = dict(
 EPOCHS, AT_ONCE, RATE, DECAY = 12, 64, 3e-3, 0.05
 
 
-class Splits(NamedTuple):
+class DigitSplits(NamedTuple):
     """Splits of the digits, (B, 3, 8, 8) normalised; all but ``train`` are a third of the test images each."""
 
     train: Batch
@@ -36,7 +36,7 @@ class Splits(NamedTuple):
 
 
 @functools.cache
-def digits() -> Splits:
+def digits() -> DigitSplits:
     contents = Digits().scan()
     images: dict[str, list[Tensor]] = {"train": [], "test": []}
     for split, _, pixels in contents.images():
@@ -48,10 +48,10 @@ def digits() -> Splits:
         for split in ("train", "test")
     )
     order = torch.randperm(len(test.labels), generator=torch.Generator().manual_seed(0))
-    return Splits(train, *(test.part(rows) for rows in order.chunk(3)))
+    return DigitSplits(train, *(test.part(rows) for rows in order.chunk(3)))
 
 
-class Network(Opened):
+class TrainedNetwork(Opened):
     """A trained network.
 
     seed: of its weights and the order of images. right: accuracy on all test images.
@@ -68,12 +68,12 @@ class Network(Opened):
             right = [outcomes(self.model(part.images), part.labels)[0] for part in digits()[1:]]
         self.right = float(torch.cat(right).double().mean())
 
-    def copied(self) -> "Network":
+    def copied(self) -> "TrainedNetwork":
         other = copy.copy(self)
         other.model = copy.deepcopy(self.model)
         return other
 
-    def changed(self, site: int, head: int, **parts: Tensor) -> "Network":
+    def changed(self, site: int, head: int, **parts: Tensor) -> "TrainedNetwork":
         """Return a copy with these parts of a head written anew; see ``write``."""
         other = self.copied()
         other.write(site, head, **parts)

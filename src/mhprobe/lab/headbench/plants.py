@@ -20,7 +20,7 @@ from mhprobe.lab.headbench.canvas import (
     SCRATCH,
     TEXTURES,
     Canvas,
-    draw,
+    draw_images,
 )
 
 TURNED = (
@@ -385,7 +385,7 @@ class Object(Plant):
         """Change the textures of objects, or what else it reads: the head's evidence follows."""
         before, argument = self.follows
         to = (getattr(canvas.seen, before) + 1) % CLASSES
-        changed = draw(len(to), canvas.seed_of_seen, **{argument: to}).images
+        changed = draw_images(len(to), canvas.seed_of_seen, **{argument: to}).images
         classes = (canvas.logits(changed) - canvas.logits(changed, [(site, heads[0])])).argmax(1)
         return bool((classes == to).double().mean() > 0.7)
 

@@ -18,9 +18,9 @@ from scipy.optimize import isotonic_regression
 from torch import Tensor
 
 from mhprobe.errors import UserError
-from mhprobe.lab.headbench.bench import Make, Told, measured, told_of
+from mhprobe.lab.headbench.bench import Make, Told, columns_on, told_of
 from mhprobe.lab.headbench.grafts import GRADES, Graft, known_grafts
-from mhprobe.lab.headbench.network import Network, digits
+from mhprobe.lab.headbench.network import TrainedNetwork, digits
 from mhprobe.stats.intervals import percentiles, resampled_means
 
 FOUND = 0.95
@@ -84,13 +84,13 @@ def sensitivities(
     """Test each measure that a graft names on that graft, and the ``entered`` ones, of large values, on all.
 
     seeds: of networks, which are trained here. draws: grafts of a kind in each. UserError as in
-    ``check``.
+    ``refuse_without_grafts``.
     """
-    check(makes, entered)
+    refuse_without_grafts(makes, entered)
     kinds = known_grafts()
     trials: list[Trial] = []
     for seed in seeds:
-        network = Network(seed)
+        network = TrainedNetwork(seed)
         verified = [
             trial
             for name in kinds
@@ -115,7 +115,7 @@ def sensitivities(
     return grades, over_grades
 
 
-def check(makes: Mapping[str, Make], entered: Sequence[str] = ()) -> None:
+def refuse_without_grafts(makes: Mapping[str, Make], entered: Sequence[str] = ()) -> None:
     """Raise UserError where no graft names any of these measures."""
     if not any(_signs(graft, makes, entered) for graft in known_grafts().values()):
         raise UserError(
@@ -129,7 +129,7 @@ def _signs(graft: Graft, makes: Mapping[str, Make], entered: Sequence[str]) -> d
 
 
 def _trials(
-    network: Network,
+    network: TrainedNetwork,
     name: str,
     graft: Graft,
     makes: Mapping[str, Make],
@@ -151,7 +151,9 @@ def _trials(
         )
 
 
-def places(network: Network, name: str, graft: Graft) -> Iterator[tuple[int, list[int], list[int]]]:
+def places(
+    network: TrainedNetwork, name: str, graft: Graft
+) -> Iterator[tuple[int, list[int], list[int]]]:
     """Draw sites without end, each with heads to graft and as many other heads of the layer."""
     generator = torch.Generator().manual_seed(1000 * network.seed + len(name))
     while True:
@@ -161,10 +163,13 @@ def places(network: Network, name: str, graft: Graft) -> Iterator[tuple[int, lis
 
 
 def _scores(
-    network: Network, makes: Mapping[str, Make], detectors: Mapping[str, int], heads: Sequence[int]
+    network: TrainedNetwork,
+    makes: Mapping[str, Make],
+    detectors: Mapping[str, int],
+    heads: Sequence[int],
 ) -> dict[str, Told]:
     layout, splits, scores = network.layout, digits(), {}
-    columns, _ = measured(network.gated(), layout, makes, splits.look, splits.choose)
+    columns, _ = columns_on(network.gated(), layout, makes, splits.look, splits.choose)
     for detector, direction in detectors.items():
         name, _, column = detector.partition(".")
         value = columns.get(name, {}).get(column or "value")

@@ -60,7 +60,7 @@ class Fit:
     threshold: float = 0.5
 
     def __post_init__(self) -> None:
-        check(**dataclasses.asdict(self))
+        refuse_options(**dataclasses.asdict(self))
 
 
 def causal_roles(material: Material, batch_size: int = 500, **options: Any) -> dict[str, Result]:
@@ -75,7 +75,7 @@ def causal_roles(material: Material, batch_size: int = 500, **options: Any) -> d
     test accuracy with the necessary heads alone; causal/accuracy_not_interfering, with all but the
     interfering ones.
     """
-    check(batch_size=batch_size)
+    refuse_options(batch_size=batch_size)
     model, data, gates = material.model, material.data, gates_of(material.model)
 
     def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -128,7 +128,7 @@ def causal_roles(material: Material, batch_size: int = 500, **options: Any) -> d
     }
 
 
-def check(**options: float) -> None:
+def refuse_options(**options: float) -> None:
     """Raise UserError for an option of ``causal_roles`` or ``causal_gates`` out of its range."""
     for name, value in options.items():
         if name in LEAST:

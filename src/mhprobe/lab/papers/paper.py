@@ -19,7 +19,9 @@ from mhprobe.report.result import Result
 WORDS = {"title", "shows", "look", "differs"}  # keys of a figure that decide no number
 
 
-def chosen(paper: Paper, wanted: Sequence[int | str] | None, papers: Sequence[str]) -> list[str]:
+def figures_named(
+    paper: Paper, wanted: Sequence[int | str] | None, papers: Sequence[str]
+) -> list[str]:
     """Return keys of figures in the paper's order.
 
     wanted: keys, or 3 for figure_3; None for all. UserError: others.

@@ -92,7 +92,7 @@ class Settling(L.Callback):
     def _write(self, trainer: L.Trainer) -> None:
         if trainer.is_global_zero and self.rows:
             data: ImageData = trainer.datamodule  # type: ignore[attr-defined]
-            alike = agreement(self.scores)
+            alike = agreement_of_epochs(self.scores)
             sample = Sample(data.sizes["val"], "validation")
             self.report.data, drawn = (
                 data.source.name,
@@ -114,7 +114,7 @@ class Settling(L.Callback):
         self.rows, self.scores = list(state_dict["rows"]), dict(state_dict["scores"])
 
 
-def agreement(scores: dict[int, list[float]]) -> list[dict[str, Any]]:
+def agreement_of_epochs(scores: dict[int, list[float]]) -> list[dict[str, Any]]:
     """Spearman's rank correlation of every two epochs' scores, 0 where one epoch's are all the same."""
     rows = []
     for a, b in itertools.combinations(sorted(scores), 2):

@@ -93,7 +93,7 @@ def table(runs: Sequence[GatedRun]) -> Table:
     return Table(columns, [[run.name, *row] for run, row in zip(runs, cells, strict=True)])
 
 
-def write(
+def write_sweep(
     folder: Path,
     probe: Path | None = None,
     style: str = "screen",
@@ -102,7 +102,7 @@ def write(
 ) -> list[Path]:
     """Write tables and figures of the sweep in ``folder``; return their files.
 
-    origin: as in ``style.save``.
+    origin: as in ``style.save_figure``.
 
     probe: a probed run of the whole model. whole: its test accuracy, or its weights; None for that
     of ``probe``.

@@ -88,19 +88,21 @@ def run(cfg: Config, folder: Path) -> None:
     quarters = [max(1, round(heads * share)) for share in (0.75, 0.5, 0.25)]
     for size in options.heads or dict.fromkeys(quarters):
         target = {"penalty": {**(cfg.gates.penalty or {}), "heads": size}, "keep": size}
-        pruned = fit(cfg.but(gates=target), folder / f"heads_{size}_pruned")
+        pruned = fit_and_test(cfg.but(gates=target), folder / f"heads_{size}_pruned")
         kept = folder / f"heads_{size}_pruned" / "tables" / "gates.csv"
-        scratch = fit(_scratch(cfg, description, kept, epochs), folder / f"heads_{size}_scratch")
+        scratch = fit_and_test(
+            _scratch(cfg, description, kept, epochs), folder / f"heads_{size}_scratch"
+        )
         rows.append(_compared(size, pruned, scratch, learned or "", epochs))
     adjusted = holm(torch.tensor([row.p for row in rows[1:]], dtype=torch.float64)).tolist()
     rows[1:] = [row._replace(p_holm=p) for row, p in zip(rows[1:], adjusted, strict=True)]
     if rank() == 0:
         facts = origin(cfg.command, folder)
         probe = None if options.probe is None else Path(options.probe)
-        write(
+        write_study(
             folder, rows, data, cfg.style, facts, sweep.survivors_of(sweep.collect(folder), probe)
         )
-        sweep.write(folder, probe, cfg.style, accuracy, facts)
+        sweep.write_sweep(folder, probe, cfg.style, accuracy, facts)
         finish_report(folder, cfg.command, model.gates.layout)
 
 
@@ -134,7 +136,7 @@ def _compared(heads: int, pruned: Fitted, scratch: Fitted, learned: int | str, e
     )
 
 
-def fit(cfg: Config, folder: Path) -> Fitted:
+def fit_and_test(cfg: Config, folder: Path) -> Fitted:
     """Train as ``cfg`` says and test the last weights; with ``ckpt_path=last`` go on from a checkpoint, if any."""
     from mhprobe.framework.run import image_data, networks, questions, trainers
     from mhprobe.framework.run.resume import resume
@@ -149,7 +151,7 @@ def fit(cfg: Config, folder: Path) -> Fitted:
     )
     trainer.fit(model, datamodule=data, ckpt_path=resume(cfg, folder, trainer, part=True))
     trainers.test(trainer, model, data, report)
-    networks.save(cfg, trainer, model, data, folder)
+    networks.save_run_weights(cfg, trainer, model, data, folder)
     report.close()
     answers.complain()
     trainer.strategy.barrier()  # the other ranks read what the first has written
@@ -160,7 +162,7 @@ def fit(cfg: Config, folder: Path) -> Fitted:
     return Fitted(report.metrics, counted["right"].cpu())
 
 
-def write(
+def write_study(
     folder: Path,
     rows: list[Row],
     data: ImageData,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from mhprobe.backbones import channels_of, input_spec
 from mhprobe.masking.base import Order
 from mhprobe.pruning.on_path import OnPath
-from mhprobe.pruning.rounds import Chooses, Judge, Removal, Shown, Stage, prune
+from mhprobe.pruning.rounds import Chooses, Judge, Removal, ShownChooser, Stage, prune
 from mhprobe.stats.ranking import STAGES, Cell
 from mhprobe.surgery.costs import interleaved
 from mhprobe.surgery.export import onnx_sessions
@@ -63,7 +63,9 @@ def run_cell(
     over the dense network's (both in ONNX, float32).
     """
     method, target = seeded(method, cell.seed), {"flops": cell.budget}
-    source = OnPath(method, target=target) if isinstance(method, Order) else Shown(method, target)
+    source = (
+        OnPath(method, target=target) if isinstance(method, Order) else ShownChooser(method, target)
+    )
     pruned = prune(model, judge, source, removal, whole=whole)
     dense, last = pruned.stages[0], pruned.stages[-1]
     right = {row.stage: flags for row, flags in zip(pruned.stages, pruned.right, strict=True)}

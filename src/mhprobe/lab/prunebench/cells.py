@@ -20,7 +20,7 @@ from mhprobe.framework.questions.plan import Question
 from mhprobe.framework.run import devices, pruning, trainers
 from mhprobe.framework.run.construct import construct
 from mhprobe.framework.run.questions import Asks
-from mhprobe.framework.run.resume import facts
+from mhprobe.framework.run.resume import facts_of_run
 from mhprobe.framework.run.schema import Config, Prune
 from mhprobe.io.code import our_digest, stands_on
 from mhprobe.io.files import write
@@ -59,7 +59,7 @@ class Kept(NamedTuple):
     right: dict[str, Tensor]
 
 
-def refuse(cfg: Config) -> None:
+def refuse_cells(cfg: Config) -> None:
     """Raise UserError for a budget out of range or twice, an unknown method, and an option that a bench fixes."""
     for key in ("budgets", "methods", "seeds"):
         if (wanted := getattr(cfg, key)) is not None and not 0 < len(wanted) == len({*wanted}):
@@ -87,7 +87,7 @@ def questions(cfg: Config, folder: Path) -> Asks:
 
     UserError for settings that it cannot follow.
     """
-    refuse(cfg)
+    refuse_cells(cfg)
 
     def ask(material: Material) -> dict[str, Result]:
         about = {"images": material.data.images_of("test"), "network": material.identity["weights"]}
@@ -124,7 +124,7 @@ class Cells:
         looked_at = {SPLITS[cfg.prune.select_on], "test"}
         looked_at |= {"train", "val"} if cfg.prune.tune_epochs else set()
         images = f"{material.data.fingerprint} {material.data.images_of(*sorted(looked_at))}"
-        shared = facts(cfg, self.model.description, images)
+        shared = facts_of_run(cfg, self.model.description, images)
         options = {
             "images",
             "select_on",
@@ -223,7 +223,7 @@ class Cells:
                 construct(cfg.method[cell.method], f"method.{cell.method}"),
                 dense,
                 pruning.judge_of(cfg, settings, self.material),
-                Removal(mend=pruning.repair(settings), train=train),
+                Removal(mend=pruning.repair_options(settings), train=train),
                 rounds=settings.speed_rounds if settings.speed else 0,
                 onnx=settings.onnx,
                 whole=self.whole,

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Order, Path, Scores, Units
 from mhprobe.masking.search.auto import Auto
-from mhprobe.masking.search.base import Search, Step, search_name
+from mhprobe.masking.search.base import Search, SearchStep, search_name
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class GreedySearch(Order):
                     sum(exhaustive[:number]),
                 )
                 off = units.masks[order].any(0)
-                step = Step(
+                step = SearchStep(
                     off,
                     units.masks[candidates],
                     self.prefers,

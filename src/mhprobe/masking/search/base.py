@@ -13,7 +13,7 @@ from mhprobe.masking.base import Evaluate, Scores
 
 
 @dataclass(frozen=True)
-class Step:
+class SearchStep:
     """One step of a greedy search.
 
     off: (A,) bool, the heads masked so far. units: (U, A) bool, the heads that each candidate would
@@ -67,15 +67,15 @@ class Search(Protocol):
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
-    def choose(self, step: Step, evaluate: Evaluate) -> Choice:
+    def choose(self, step: SearchStep, evaluate: Evaluate) -> Choice:
         """The best candidate, or one as good as the search promises."""
         ...
 
 
-class Seen:
+class ScoresSoFar:
     """Scores of candidates so far. right, losses: (U, N) as in Scores, where ``scored`` (U, N) is True."""
 
-    def __init__(self, step: Step, evaluate: Evaluate) -> None:
+    def __init__(self, step: SearchStep, evaluate: Evaluate) -> None:
         self.step, self.evaluate = step, evaluate
         shape = (len(step.units), evaluate.images)
         self.right = torch.zeros(shape, dtype=torch.bool)

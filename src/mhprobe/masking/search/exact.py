@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mhprobe.errors import whole_number
 from mhprobe.masking.base import Evaluate, Scores
-from mhprobe.masking.search.base import Choice, Search, Seen, Step
+from mhprobe.masking.search.base import Choice, ScoresSoFar, Search, SearchStep
 
 ABREAST = (
     1 / 8
@@ -42,13 +42,13 @@ class Exact(Search):
         whole_number("masking search exact: parts", self.parts, 1)
         whole_number("masking search exact: least", self.least, 1)
 
-    def choose(self, step: Step, evaluate: Evaluate) -> Choice:
+    def choose(self, step: SearchStep, evaluate: Evaluate) -> Choice:
         every = torch.arange(evaluate.images)
         if self.parts == 1 or len(step.units) == 1:
             scores = evaluate(step.masks)
             best = step.winner(scores)
             return Choice(best, Scores(scores.right[best, None], scores.losses[best, None]))
-        seen = Seen(step, evaluate)
+        seen = ScoresSoFar(step, evaluate)
         first = torch.tensor([0])
         if step.before is None:
             seen.look(first, every)  # to find hard images
@@ -73,7 +73,7 @@ class Exact(Search):
         return max(self.least, math.ceil(images / self.parts))
 
 
-def _ahead(seen: Seen, place_U: Tensor, near: float) -> Tensor:
+def _ahead(seen: ScoresSoFar, place_U: Tensor, near: float) -> Tensor:
     """The candidates that go on, all from the same place: those that may win, of the lowest count or near it."""
     against_U = (seen.scored & (seen.right == (seen.step.prefers < 0))).sum(1)
     alive = torch.nonzero(_may_win(seen, against_U) & ~seen.scored.all(1)).flatten()
@@ -85,7 +85,7 @@ def _ahead(seen: Seen, place_U: Tensor, near: float) -> Tensor:
     return alive[(place_U[alive] == furthest) & (against_U[alive] <= least + near)]
 
 
-def _may_win(seen: Seen, against_U: Tensor) -> Tensor:
+def _may_win(seen: ScoresSoFar, against_U: Tensor) -> Tensor:
     """(U,) bool, candidates that can still win against the best complete one."""
     complete = seen.complete()
     if not len(complete):

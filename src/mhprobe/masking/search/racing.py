@@ -35,7 +35,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.masking.base import Evaluate
-from mhprobe.masking.search.base import Choice, Search, Seen, Step
+from mhprobe.masking.search.base import Choice, ScoresSoFar, Search, SearchStep
 
 BETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56)
 DARING = 0.9  # share of the largest bet that cannot ruin
@@ -62,7 +62,7 @@ class Racing(Search):
                 f"epsilon={self.epsilon}, delta={self.delta}, batch={self.batch}."
             )
 
-    def choose(self, step: Step, evaluate: Evaluate) -> Choice:
+    def choose(self, step: SearchStep, evaluate: Evaluate) -> Choice:
         """A candidate within epsilon of the best, with probability 1 - delta."""
         rivals = len(step.units) - 1
         if rivals == 0:
@@ -70,7 +70,7 @@ class Racing(Search):
         generator = torch.Generator().manual_seed(self.seed + step.number)
         order = torch.randperm(evaluate.images, generator=generator)
         log_level = math.log(2 * rivals / self.delta)
-        seen = Seen(step, evaluate)
+        seen = ScoresSoFar(step, evaluate)
         alive = torch.arange(len(step.units))
         for end in range(self.batch, len(order) + self.batch, self.batch):
             past = order[:end]

@@ -102,7 +102,7 @@ class PerClass(Measure):
         self.axes = dict.fromkeys(self.tables, names)
 
 
-class Paired(Measure):
+class PairedLosses(Measure):
     """Base of measures of what heads that are off change.
 
     ablation: a mask per head. sign: -1 if a fall counts.

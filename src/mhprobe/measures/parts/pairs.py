@@ -316,7 +316,7 @@ class PairMeasure(Similarity):
     def __init__(
         self, layout: HeadLayout, pairs: Pairs = "layer", tokens: Tokens = "all", **kwargs: Any
     ) -> None:
-        super().__init__(layout, groups(self.name, layout, pairs), **kwargs)
+        super().__init__(layout, groups_of_sites(self.name, layout, pairs), **kwargs)
         self.pairs = pairs
         if tokens == "patches":
             self.skipped = [layout.sites[sites[0]].prefix_tokens for sites in self.groups]
@@ -349,7 +349,7 @@ class PairMeasure(Similarity):
         return tokens[0] - self.skipped[group], self.layout.sites[sites[0]].head_dim
 
     def rows_of(self, group: int) -> Rows:
-        return side_by_side, self.groups[group], self.skipped[group]
+        return outputs_side_by_side, self.groups[group], self.skipped[group]
 
     def finish(self) -> dict[str, Tensor]:
         columns = super().finish()
@@ -365,7 +365,7 @@ class PairMeasure(Similarity):
         refuse_unlike(self.name, self.pairs, [self.layout.sites[s] for s in sites], facts)
 
 
-def groups(name: str, layout: HeadLayout, pairs: Pairs) -> tuple[tuple[int, ...], ...]:
+def groups_of_sites(name: str, layout: HeadLayout, pairs: Pairs) -> tuple[tuple[int, ...], ...]:
     """Site numbers, by groups that are compared. Raises UserError for an unknown ``pairs``."""
     key = {"layer": lambda s: s, "stage": lambda s: layout.sites[s].stage, "all": lambda s: 0}[
         pairs
@@ -389,7 +389,7 @@ def token_count(site: HeadSite) -> int | None:
     return None if site.grid is None else site.prefix_tokens + math.prod(site.grid)
 
 
-def side_by_side(batch: HeadBatch, sites: tuple[int, ...], skip: int = 0) -> Tensor:
+def outputs_side_by_side(batch: HeadBatch, sites: tuple[int, ...], skip: int = 0) -> Tensor:
     """(B, T - skip, C) outputs of the heads of ``sites``, without the first tokens."""
     parts = [batch.z[s][:, skip:].flatten(2) for s in sites]
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)

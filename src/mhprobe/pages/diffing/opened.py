@@ -14,7 +14,7 @@ from mhprobe.backbones import gives_features
 from mhprobe.data.archive import LeftOut
 from mhprobe.data.augment import channels_shown, normalise
 from mhprobe.data.decoding import Levels, Size, decode, levels_given, refuse_bombs
-from mhprobe.data.draws import evenly
+from mhprobe.data.draws import evenly_spread
 from mhprobe.data.images import Notes, OfSet, by_number, class_list, orders_apart
 from mhprobe.data.photos import listed, of_channels, suited
 from mhprobe.differences.compare import LEAST, Batch, Batches, Null
@@ -23,9 +23,9 @@ from mhprobe.differences.sides import Side, Torch
 from mhprobe.errors import UserError, quoted, short
 from mhprobe.io.readings import Reading
 from mhprobe.io.written import counted
-from mhprobe.pages.looking.network import FOUND, Asked, Network, chosen, coloured
+from mhprobe.pages.looking.network import FOUND, Asked, OpenNetwork, coloured, network_to_look_at
 
-Given = nn.Module | str | Path | Network
+Given = nn.Module | str | Path | OpenNetwork
 
 
 class Opened(NamedTuple):
@@ -64,10 +64,10 @@ def opened(
     if isinstance(given, str | Path):
         _refuse_missing(given, weights)
     try:
-        if isinstance(given, Network):
+        if isinstance(given, OpenNetwork):
             network = given
         else:
-            network = chosen(given, weights, size, classifier=True, asked=asked)
+            network = network_to_look_at(given, weights, size, classifier=True, asked=asked)
             network = coloured(network, asked.mean, asked.std, "diff")
     except UserError as error:
         raise UserError(f"diff: {str(error).removeprefix('look: ')}") from error
@@ -304,7 +304,7 @@ def _photographs(
     _refuse_few(min(len(every), limit), str(folder))
     refuse_bombs()
     read, left_out = {}, list[str]()
-    taken = [every[number] for number in evenly(limit, len(every))]
+    taken = [every[number] for number in evenly_spread(limit, len(every))]
     faults: LeftOut = {}
     readings: Notes = []
     wide = OfSet(archive, taken, readings)  # one white for all files of more than 8 bits

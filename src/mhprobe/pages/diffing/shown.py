@@ -19,7 +19,7 @@ from mhprobe.io.written import rounded
 from mhprobe.pages.diffing.course import ENDS
 from mhprobe.pages.diffing.opened import Pictures
 from mhprobe.pages.html.page import render
-from mhprobe.pages.html.pictures import colours_of, encoded
+from mhprobe.pages.html.pictures import encoded, three_colours
 from mhprobe.recording.record import in_raster_order
 
 PHOTOS = 3  # of a page
@@ -278,4 +278,4 @@ def _picture(pixels: Tensor) -> str:
     if pixels.dtype != torch.uint8:
         low, high = pixels.min(), pixels.max()
         pixels = (255 * (pixels - low) / (high - low).clamp(min=1e-9)).byte()
-    return encoded(colours_of(pixels.permute(1, 2, 0).numpy()), "jpeg", quality=82)
+    return encoded(three_colours(pixels.permute(1, 2, 0).numpy()), "jpeg", quality=82)

@@ -15,14 +15,14 @@ from scipy.stats import rankdata
 
 from mhprobe.errors import UserError
 from mhprobe.io.files import write
-from mhprobe.pages.html.page import facts, render
+from mhprobe.pages.html.page import facts_shown, render
 from mhprobe.pages.several import (
     FEW,
     answers,
     by_network,
     head_by_head,
     of_steps,
-    pairs_of,
+    rows_of_pairs,
     sentence,
     swept,
 )
@@ -73,7 +73,7 @@ def _page(runs: Sequence[Run], ranking: Result | None) -> str:
     heads = atlas.heads(runs[0])
     measures = _measures(runs)
     what = " or ".join(dict.fromkeys(atlas.scored(run) for run in runs if atlas.lines(run)))
-    paired, stepped = pairs_of(runs, names), swept(runs)
+    paired, stepped = rows_of_pairs(runs, names), swept(runs)
     settings, ranked = (
         differing(runs).items(),
         ranking.table.dicts() if ranking and ranking.table else [],
@@ -119,7 +119,7 @@ def _page(runs: Sequence[Run], ranking: Result | None) -> str:
         + first
         + head_by_head(runs)
         + _numbers_only(runs, names, measures),
-        runs=list(zip(names, map(facts, runs), strict=True)),
+        runs=list(zip(names, map(facts_shown, runs), strict=True)),
         scored=what,
         swept=bool(stepped),
         has={"heads": bool(heads and measures), "curves": bool(lines)},
@@ -128,7 +128,7 @@ def _page(runs: Sequence[Run], ranking: Result | None) -> str:
 
 def _table(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return a table of the page. rows: one or more, with the same columns."""
-    short = [atlas.short(list(row.values())) for row in rows]
+    short = [atlas.few_digits(list(row.values())) for row in rows]
     return {"name": name, "columns": list(rows[0]), "rows": short}
 
 
@@ -163,7 +163,7 @@ def _accuracies(
         if (accuracy := words.accuracy(run))
     }
     text = [
-        f"{name}: test accuracy {words.percent(share)} ({100 * low:.1f} to {100 * high:.1f}, "
+        f"{name}: test accuracy {words.percent_of(share)} ({100 * low:.1f} to {100 * high:.1f}, "
         f"{images} images)."
         for name, (share, low, high, images) in accuracies.items()
     ]
@@ -192,7 +192,7 @@ def _of_sweep(
     text = of_steps(stepped)
     whole = list(dict.fromkeys(of for run in runs if (of := words.accuracy(run)) is not None))
     text += [
-        f"The whole network: test accuracy {words.percent(share)} ({100 * low:.1f} to "
+        f"The whole network: test accuracy {words.percent_of(share)} ({100 * low:.1f} to "
         f"{100 * high:.1f}, {images} images)."
         for share, low, high, images in whole
     ]

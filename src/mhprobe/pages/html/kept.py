@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from mhprobe.pages.html.pictures import encoded, packed
+from mhprobe.pages.html.pictures import encoded, gzipped
 from mhprobe.report.runs.run import Run
 
 IMAGES = 4  # as many are shown
@@ -120,9 +120,11 @@ def live(name: str, run: Run) -> Live | None:
     description = json.loads(about["live"])
     network = [arrays[f"piece/{n}"].numpy().tobytes() for n in range(len(description["pieces"]))]
     beside = sum(map(len, network)) > MOST
-    bytes_ = {} if beside else {f"live-piece-{n}": packed(piece) for n, piece in enumerate(network)}
-    bytes_["live-images"] = packed(arrays["images"].numpy().tobytes())
-    bytes_["live-wasm"] = packed(
+    bytes_ = (
+        {} if beside else {f"live-piece-{n}": gzipped(piece) for n, piece in enumerate(network)}
+    )
+    bytes_["live-images"] = gzipped(arrays["images"].numpy().tobytes())
+    bytes_["live-wasm"] = gzipped(
         lzma.decompress((VENDOR / "ort-wasm-simd-threaded.wasm.xz").read_bytes())
     )
     logits = [[float(f"{value:.6g}") for value in row] for row in arrays["logits"].tolist()]

@@ -84,7 +84,7 @@ def _page(
     heads, measures = atlas.heads(run), atlas.measures(run)
     tables, left_out = _tables(run)
     opens = words.opening(measures)
-    said = words.result(run, heads, measures)
+    said = words.result_in_words(run, heads, measures)
     data = {
         "opens": opens,
         "heads": heads,
@@ -130,7 +130,7 @@ def _page(
         claims=words.verdicts(run.rows("claims")),
         glance=words.glance(heads, measures),
         chosen_on=words.chosen_on(run),
-        facts=facts(run),
+        facts=facts_shown(run),
         scored=scored,
         figures=_shown_first(figures, measures[opens]["key"] if measures else ""),
         left_out=left_out,
@@ -183,7 +183,7 @@ def as_script(data: Any) -> str:
     return text
 
 
-def facts(run: Run) -> list[tuple[str, str]]:
+def facts_shown(run: Run) -> list[tuple[str, str]]:
     """Return the facts of a run, as pairs of a name and its text, "not recorded" if missing."""
     record = run.facts
     hardware = record.get("hardware", {})
@@ -268,7 +268,7 @@ def _tables(run: Run) -> tuple[list[dict[str, Any]], list[str]]:
     for name, table in sorted(
         run.tables.items(), key=lambda item: len(item[1].rows) * len(item[1].columns)
     ):
-        rows = [atlas.short(row) for row in table.rows]
+        rows = [atlas.few_digits(row) for row in table.rows]
         size = len(json.dumps(rows))
         if size > room:
             left_out.append(name)

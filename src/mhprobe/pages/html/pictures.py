@@ -33,7 +33,7 @@ def data_url(data: bytes, kind: str) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def colours_of(pixels: np.ndarray) -> np.ndarray:
+def three_colours(pixels: np.ndarray) -> np.ndarray:
     """(height, width, C) pixels of any channels -> (height, width, 3): the first three, or grey."""
     image = torch.tensor(np.ascontiguousarray(pixels)).permute(2, 0, 1)
     return in_colours(image)[0].permute(1, 2, 0).contiguous().numpy()
@@ -49,7 +49,7 @@ def encoded(pixels: np.ndarray, kind: str, **options: Any) -> str:
     return data_url(data.getvalue(), kind)
 
 
-def packed(data: bytes) -> str:
+def gzipped(data: bytes) -> str:
     """Return base64 of gzip, which a browser unpacks by itself."""
     return base64.b64encode(gzip.compress(data, 6)).decode()
 

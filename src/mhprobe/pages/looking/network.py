@@ -52,7 +52,7 @@ class Asked(NamedTuple):
 FOUND = Asked()
 
 
-class Network(NamedTuple):
+class OpenNetwork(NamedTuple):
     """A network to look at.
 
     spec: size, mean and std of its images. recipe: for ``RandomTwin``, or None if it cannot be
@@ -82,13 +82,13 @@ class Network(NamedTuple):
         return RandomTwin(self.model, self.layout, self.recipe, seed=0)()
 
 
-def chosen(
+def network_to_look_at(
     model: nn.Module | str | Path,
     weights: str | Path | None = None,
     size: int | None = None,
     classifier: bool = False,
     asked: Asked = FOUND,
-) -> Network:
+) -> OpenNetwork:
     """Find or build a network. Raises UserError for anything else, and for options of foreign weights without any.
 
     model: a network; or a run's folder, a .safetensors beside its .json, a .ckpt, a folder of
@@ -142,8 +142,8 @@ def _refuse_unread(asked: Asked, weights: str | Path | None) -> None:
 
 
 def coloured(
-    network: Network, mean: Numbers | None, std: Numbers | None, where: str = "look"
-) -> Network:
+    network: OpenNetwork, mean: Numbers | None, std: Numbers | None, where: str = "look"
+) -> OpenNetwork:
     """Return the network with the mean and deviation that were given, with a line on how inputs are interpreted.
 
     where: the command, for the line. Raises UserError for numbers that no pixels have.
@@ -159,7 +159,7 @@ def coloured(
     return network._replace(spec=spec, readings=tuple(readings.values()))
 
 
-def _built(model: nn.Module) -> Network:
+def _built(model: nn.Module) -> OpenNetwork:
     """Describe a network of a notebook.
 
     Raises UserError for unsupported families, and for networks of text.
@@ -178,19 +178,19 @@ def _built(model: nn.Module) -> Network:
         rebuilt: dict[str, Any] = {"name": name, "img_size": list(spec["size"])}
         if name is not None and layout_of(build(**rebuilt, num_classes=0)) == layout:
             recipe = {"backbone": rebuilt, "class_names": ()}
-    return Network(model, name or type(model).__name__, spec, recipe)
+    return OpenNetwork(model, name or type(model).__name__, spec, recipe)
 
 
-def _saved(place: Path, classifier: bool) -> Network:
+def _saved(place: Path, classifier: bool) -> OpenNetwork:
     """A network from a folder or a file."""
     config = read_config(place) if place.is_dir() else {}  # of timm or transformers
     if "model_type" in config:
         model, spec = from_folder(place)
-        return Network(model, place.name, spec)
+        return OpenNetwork(model, place.name, spec)
     if "architecture" in config:
         classes = None if classifier else 0
         model = build(f"local-dir:{place}", pretrained=True, num_classes=classes).eval()
-        return Network(model, place.name, input_spec(model))
+        return OpenNetwork(model, place.name, input_spec(model))
     file = find_weights(place)
     if file.suffix not in (".safetensors", ".ckpt"):
         raise UserError(
@@ -201,16 +201,16 @@ def _saved(place: Path, classifier: bool) -> Network:
     return _described(file, "/".join(file.parts[-2:]) if place.is_dir() else file.stem)
 
 
-def _described(file: Path, name: str) -> Network:
+def _described(file: Path, name: str) -> OpenNetwork:
     model, about = load_weights(file)
     spec = {key: tuple(value) for key, value in about.get("input", input_spec(model)).items()}
     recipe = None if about.get("kept") else about
-    return Network(model, name, spec, recipe, class_names=tuple(about["class_names"]))
+    return OpenNetwork(model, name, spec, recipe, class_names=tuple(about["class_names"]))
 
 
 def _of_timm(
     name: str, weights: str | Path | None, size: int | None, classifier: bool, asked: Asked
-) -> Network:
+) -> OpenNetwork:
     if weights not in (None, "random") and not Path(weights).is_file():
         raise UserError(
             f"look: weights: no file {weights}. Give weights of any training, or random for none."
@@ -248,4 +248,4 @@ def _of_timm(
             f"measuring its heads takes a while. Images of {QUICK} pixels take less (--size {QUICK})."
         )
     recipe = None if ":" in name else {"backbone": {"name": name, **sizes}, "class_names": ()}
-    return Network(model, name, input_spec(model), recipe, tuple(notes))
+    return OpenNetwork(model, name, input_spec(model), recipe, tuple(notes))

@@ -18,9 +18,9 @@ from mhprobe.io.files import write
 from mhprobe.io.progress import progress
 from mhprobe.io.written import counted, rounded
 from mhprobe.pages.html.page import LIVE, render, write_report
-from mhprobe.pages.looking.network import Asked, Network, chosen, coloured
+from mhprobe.pages.looking.network import Asked, OpenNetwork, coloured, network_to_look_at
 from mhprobe.pages.looking.photographs import Photographs, masks, photographs
-from mhprobe.pages.looking.seen import Form, all_packed, described
+from mhprobe.pages.looking.seen import FormOfAttention, all_packed, described_sites
 from mhprobe.recording.looks import visible
 from mhprobe.report.runs.facts import write_facts
 from mhprobe.weights.foreign import LeaveOut
@@ -102,14 +102,14 @@ def look(  # noqa: PLR0913 -- a notebook's door: each argument is a keyword of i
     there = listed(folder, "look")  # before a network is built, or its weights downloaded
     given = levels_given(levels, "look: levels")
     asked = Asked(mean, std, prefix, leave_out)
-    network = coloured(chosen(model, weights, size, asked=asked), mean, std)
+    network = coloured(network_to_look_at(model, weights, size, asked=asked), mean, std)
     side: tuple[int, int] = network.spec["size"]
     photos = photographs(there, side, limit, given, len(network.spec["mean"]))
     objects = None if masks_in is None else masks(masks_in, photos.names, side)
     weight = next(network.model.parameters())
     images = normalise(photos.pixels, side, network.spec["mean"], network.spec["std"]).to(weight)
 
-    def begun(form: Form, pack: str) -> None:
+    def begun(form: FormOfAttention, pack: str) -> None:
         first(_page(network, photos, form, [pack]))
 
     with progress("attention", len(images), "photographs", show_progress) as done:
@@ -119,22 +119,22 @@ def look(  # noqa: PLR0913 -- a notebook's door: each argument is a keyword of i
         except UserError as error:
             reason = f"Where the heads look cannot be shown: {error}"
     # behind the first photograph: measures are seconds of imports
-    from mhprobe.pages.looking.sentences import TWIN, facts, room, sentences
+    from mhprobe.pages.looking.sentences import TWIN, measure_facts, room, sentences
 
     twin = network.twin if untrained else None
     total = len(images) + (min(TWIN, len(images)) if untrained else 0)
     what = f"measuring{room(network.model, len(images), objects is not None)}"
     with progress(what, total, "photographs", show_progress) as done:
-        findings = facts(network.model, images, objects, twin, done)
+        findings = measure_facts(network.model, images, objects, twin, done)
     return _page(
         network, photos, form, packs, reason, sentences(findings), findings.shown(), waiting=False
     )
 
 
 def _page(
-    network: Network,
+    network: OpenNetwork,
     photos: Photographs,
-    form: Form | None,
+    form: FormOfAttention | None,
     packs: Sequence[str],
     reason: str = "",
     sentences: "Sequence[Sentence]" = (),
@@ -158,7 +158,7 @@ def _page(
             }
             for flat, (_, index, site) in enumerate(layout)
         ],
-        "sites": described(shown, form) if form else None,
+        "sites": described_sites(shown, form) if form else None,
         "levels": form and form.levels,
         "photos": [
             {"name": name, "picture": of}

@@ -11,11 +11,11 @@ from torch import Tensor
 from mhprobe.data.archive import Archive, LeftOut, open_archive
 from mhprobe.data.augment import channels_shown, resized
 from mhprobe.data.decoding import Levels, Size, decode, refuse_bombs
-from mhprobe.data.draws import evenly
+from mhprobe.data.draws import evenly_spread
 from mhprobe.data.images import Notes, OfSet, is_image, readable
 from mhprobe.data.photos import of_channels, suited
 from mhprobe.errors import UserError
-from mhprobe.pages.html.pictures import colours_of, encoded
+from mhprobe.pages.html.pictures import encoded, three_colours
 from mhprobe.weights.networks import some
 
 SHOWN = 448  # pixels of a photograph's longer side in a page
@@ -61,7 +61,7 @@ def photographs(
     shown = (max(1, round(of_network[0] * scale)), max(1, round(of_network[1] * scale)))
     faults: LeftOut = {}
     readings: Notes = []
-    chosen = [every[number] for number in evenly(limit, len(every))]
+    chosen = [every[number] for number in evenly_spread(limit, len(every))]
     wide = OfSet(archive, chosen, readings)
     read, left_out = {}, []
     refuse_bombs()
@@ -92,7 +92,7 @@ def photographs(
     if part := channels_shown(images.shape[-1]):
         notes.append(f"Pictures show {part}.")
     pixels = torch.from_numpy(images).permute(0, 3, 1, 2)
-    pictures = [encoded(colours_of(read[name][1]), "jpeg", quality=QUALITY) for name in names]
+    pictures = [encoded(three_colours(read[name][1]), "jpeg", quality=QUALITY) for name in names]
     return Photographs([readable(name) for name in names], pixels, pictures, notes)
 
 

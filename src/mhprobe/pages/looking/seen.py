@@ -26,14 +26,21 @@ ROOM = 27_000_000  # characters of a page that attention may take
 BEST = 8  # weights that are packed into a character, at best
 
 
-class Form(NamedTuple):
+class FormOfAttention(NamedTuple):
     """Precision of attention: levels per weight; side, in patches, of the field that queries are averaged over."""
 
     levels: int
     field: int
 
 
-FORMS = [Form(63, 1), Form(31, 1), Form(15, 1), Form(15, 2), Form(15, 4), Form(15, 8)]
+FORMS = [
+    FormOfAttention(63, 1),
+    FormOfAttention(31, 1),
+    FormOfAttention(15, 1),
+    FormOfAttention(15, 2),
+    FormOfAttention(15, 4),
+    FormOfAttention(15, 8),
+]
 
 
 def attention_of_image(model: nn.Module, image: Tensor, field: int = 1) -> list[Tensor]:
@@ -67,7 +74,9 @@ def _fields(site: HeadSite, queries: int, field: int) -> tuple[Tensor, Tensor]:
     return row_K, 1 / row_K.bincount()[row_K].float()
 
 
-def fitting(model: nn.Module, image: Tensor, images: int, room: int) -> tuple[Form, str]:
+def form_that_fits(
+    model: nn.Module, image: Tensor, images: int, room: int
+) -> tuple[FormOfAttention, str]:
     """Return the finest form in which so many images have room, by the size of the first; and its pack.
 
     image: the first, (1, 3, height, width). UserError as ``attention_of_image``.
@@ -78,7 +87,7 @@ def fitting(model: nn.Module, image: Tensor, images: int, room: int) -> tuple[Fo
             continue  # it would not fit, and takes time and memory
         attention = attention_of_image(model, image, field)
         for form in forms:
-            pack = packed(attention, layout, form)
+            pack = packed_attention(attention, layout, form)
             if images * len(pack) <= room:
                 return form, pack
     return FORMS[-1], pack
@@ -94,7 +103,7 @@ def _size(layout: HeadLayout, field: int) -> int:
     return sum(sizes)
 
 
-def packed(attention: list[Tensor], layout: HeadLayout, form: Form) -> str:
+def packed_attention(attention: list[Tensor], layout: HeadLayout, form: FormOfAttention) -> str:
     """Pack an image's attention as base64 of gzip: per site (W, H, R) largest weights, then (W, H, R, K) levels."""
     parts = []
     for site, weights_WHKK in zip(layout.sites, attention, strict=True):
@@ -107,11 +116,11 @@ def packed(attention: list[Tensor], layout: HeadLayout, form: Form) -> str:
         )
         parts.append((65535 * largest.clamp(0, 1)).round().numpy().astype("<u2").tobytes())
         parts.append(levels.numpy().tobytes())
-    return pictures.packed(b"".join(parts))
+    return pictures.gzipped(b"".join(parts))
 
 
-def described(layout: HeadLayout, form: Form) -> list[dict[str, Any]]:
-    """Describe sites for a reader of ``packed``.
+def described_sites(layout: HeadLayout, form: FormOfAttention) -> list[dict[str, Any]]:
+    """Describe sites for a reader of ``packed_attention``.
 
     places: (W, K) tokens of windows, -1 for padding; None if global.
     """
@@ -147,8 +156,11 @@ def _rows(weights: Tensor, site: HeadSite, field: int) -> Tensor:
 
 
 def all_packed(
-    model: nn.Module, images: Tensor, first: Callable[[Form, str], object], done: Callable[[], None]
-) -> tuple[Form, list[str]]:
+    model: nn.Module,
+    images: Tensor,
+    first: Callable[[FormOfAttention, str], object],
+    done: Callable[[], None],
+) -> tuple[FormOfAttention, list[str]]:
     """Pack the attention of as many images as there is room for.
 
     images: (N, 3, height, width), normalised. first: called with the first pack, before the others.
@@ -157,9 +169,9 @@ def all_packed(
     layout, form, packs = visible(model)[0], FORMS[-1], list[str]()
     for image in images.split(1):
         if packs:
-            pack = packed(attention_of_image(model, image, form.field), layout, form)
+            pack = packed_attention(attention_of_image(model, image, form.field), layout, form)
         else:
-            form, pack = fitting(model, image, len(images), ROOM)
+            form, pack = form_that_fits(model, image, len(images), ROOM)
         if packs and sum(map(len, packs)) + len(pack) > ROOM:
             break
         if not packs:

@@ -2,9 +2,9 @@
 
 A reference is what chance, or even attention, would give.
 
-``facts`` measures the heads on the photographs, and those of an untrained network. A rule takes
+``measure_facts`` measures the heads on the photographs, and those of an untrained network. A rule takes
 ``Facts`` and returns a sentence, or None. A rule that names heads says by ``Claim`` which are sure,
-and how many photographs would decide the others. The rules are the functions that ``answers``
+and how many photographs would decide the others. The rules are the functions that ``rule_for``
 marks, in their order.
 """
 
@@ -98,7 +98,7 @@ class Facts(NamedTuple):
         ]
 
 
-def facts(
+def measure_facts(
     model: nn.Module,
     images: Tensor,
     objects: Tensor | None = None,
@@ -130,7 +130,7 @@ def facts(
 
 
 def room(model: nn.Module, images: int, objects: bool) -> str:
-    """Return in words the memory that ``facts`` takes of so many images; "" if it is small."""
+    """Return in words the memory that ``measure_facts`` takes of so many images; "" if it is small."""
     layout = attach(model).layout.of("head")
     measures = [kind(layout) for kind in _kinds(objects).values()]
     return said(bytes_of(model, measures, min(images, TOGETHER)))
@@ -191,7 +191,7 @@ _rules: dict[
 ] = {}  # by question, as in "could not be told: which heads are twins", in the order of this file
 
 
-def answers(question: str) -> Callable[[Rule], Rule]:
+def rule_for(question: str) -> Callable[[Rule], Rule]:
     """Make a rule of a function."""
     return lambda tell: _rules.setdefault(question, tell)
 
@@ -212,7 +212,7 @@ def sentences(facts: Facts) -> list[Sentence]:
 # ---- rules
 
 
-@answers("which heads look at one fixed offset")
+@rule_for("which heads look at one fixed offset")
 def offset(facts: Facts) -> Sentence:
     """Heads that look at one offset wherever it exists, if it is another patch."""
     table = facts.columns("position")
@@ -229,37 +229,39 @@ def offset(facts: Facts) -> Sentence:
         return (
             f"look at one fixed place beside the patch, whatever is there. Surest is {name}: the "
             "most attended patch "
-            f"is {where}, for {measured(table, best, SHARE, *chance)} of all patches."
+            f"is {where}, for {value_in_words(table, best, SHARE, *chance)} of all patches."
         )
 
     away = (table["dy"] != 0) | (table["dx"] != 0)
     return _on(
         facts,
-        claim("look at one offset", table, OFFSET * table["reach"], facts.images).of(away),
+        claim_above("look at one offset", table, OFFSET * table["reach"], facts.images).of(away),
         table["value"],
         words,
     )
 
 
-@answers("which heads look at the patch itself")
+@rule_for("which heads look at the patch itself")
 def itself(facts: Facts) -> Sentence:
     """Heads that look at the patch itself."""
     table = facts.columns("position")
 
     def words(best: int, name: str) -> str:
-        number = measured(table, best, SHARE, f"by chance {percent(table['chance'][best])}")
+        number = value_in_words(table, best, SHARE, f"by chance {percent(table['chance'][best])}")
         return f"look at the patch itself, whatever is there, {name} from {number} of patches."
 
     home = (table["dy"] == 0) & (table["dx"] == 0)
     return _on(
         facts,
-        claim("look at the patch itself", table, OFFSET * table["reach"], facts.images).of(home),
+        claim_above("look at the patch itself", table, OFFSET * table["reach"], facts.images).of(
+            home
+        ),
         table["value"],
         words,
     )
 
 
-@answers("which heads rest on a sink")
+@rule_for("which heads rest on a sink")
 def sinks(facts: Facts) -> Sentence:
     """Heads that rest on a sink in half of the images; no-ops among them write next to nothing."""
     table = facts.columns("sinks")
@@ -267,7 +269,7 @@ def sinks(facts: Facts) -> Sentence:
     images = torch.tensor(facts.images)
     low, high = wilson(share * images, images)
     in_images = {"value": share, "low": low, "high": high}
-    statement = claim("rest on one token", in_images, SINK, facts.images)
+    statement = claim_above("rest on one token", in_images, SINK, facts.images)
     statement = statement._replace(sure=statement.sure & (table["role"] > 0))
 
     def words(best: int, name: str) -> str:
@@ -281,7 +283,7 @@ def sinks(facts: Facts) -> Sentence:
             if at_class != at_class
             else " (a patch or a register)"
         )
-        number = measured(
+        number = value_in_words(
             table, best, SHARE, f"even attention would give {percent(table['uniform'][best])}"
         )
         no_ops = f"{silent} of them {'is a no-op that adds' if silent == 1 else 'are no-ops that add'} next to nothing"
@@ -298,7 +300,7 @@ def sinks(facts: Facts) -> Sentence:
     return _on(facts, statement, table["value"], words)
 
 
-@answers("which heads are twins")
+@rule_for("which heads are twins")
 def twins(facts: Facts) -> Sentence | None:
     """Pairs whose attention differs less than half as much as by chance, and whose outputs have a CKA above .5.
 
@@ -313,12 +315,12 @@ def twins(facts: Facts) -> Sentence | None:
         return None
     pairs = pairs[written["value"][pairs[:, 0], pairs[:, 1]].argsort(descending=True, stable=True)]
     named = [
-        f"{head_name(facts.layout, a)} and head {list(facts.layout)[b][1]}"
+        f"{name_of_head(facts.layout, a)} and head {list(facts.layout)[b][1]}"
         for a, b in pairs[:NAMED].tolist()
     ]
     pair = (int(pairs[0, 0]), int(pairs[0, 1]))
     likeness, divergence = (
-        measured(columns, pair, PLAIN, f"by chance {rounded(columns['null'][pair])}")
+        value_in_words(columns, pair, PLAIN, f"by chance {rounded(columns['null'][pair])}")
         for columns in (written, seen)
     )
     also = f" Also {'; '.join(named[1:])}." if named[1:] else ""
@@ -332,12 +334,12 @@ def twins(facts: Facts) -> Sentence | None:
     )
 
 
-@answers("which heads are local")
+@rule_for("which heads are local")
 def reach(facts: Facts) -> Sentence:
     """Heads whose mean attention distance is small beside that of even attention."""
     table = facts.columns("attention_distance")
     value, low, high, even = (table[name] for name in ("value", "low", "high", "uniform"))
-    near = claim(
+    near = claim_above(
         "be local", {"value": -value, "low": -high, "high": -low}, -LOCAL * even, facts.images
     )
 
@@ -345,21 +347,21 @@ def reach(facts: Facts) -> Sentence:
         return (
             f"are local: they look less than half as far as even attention. {name.capitalize()} "
             "looks nearest, "
-            f"{measured(table, best, PLAIN, ('even attention', even[best]))} pixels away "
+            f"{value_in_words(table, best, PLAIN, ('even attention', even[best]))} pixels away "
             "on average."
         )
 
     return _on(facts, near, -value, words)
 
 
-@answers("which heads are global")
+@rule_for("which heads are global")
 def far(facts: Facts) -> Sentence:
     """Heads whose mean attention distance is near that of even attention to the whole image."""
     table = facts.columns("attention_distance")
     whole = table["whole"]
 
     def words(best: int, name: str) -> str:
-        number = measured(table, best, PLAIN, ("even attention", whole[best]))
+        number = value_in_words(table, best, PLAIN, ("even attention", whole[best]))
         return (
             f"are global: they look more than {percent(GLOBAL)} as far as even attention to the "
             f"whole image. {name.capitalize()} looks farthest, {number} pixels away on average."
@@ -367,13 +369,13 @@ def far(facts: Facts) -> Sentence:
 
     return _on(
         facts,
-        claim("be global", table, GLOBAL * whole, facts.images),
+        claim_above("be global", table, GLOBAL * whole, facts.images),
         table["value"] / whole,
         words,
     )
 
 
-@answers("how distance changes with depth")
+@rule_for("how distance changes with depth")
 def depth(facts: Facts) -> Sentence | None:
     """The rank correlation of depth with the mean distance of a block's heads, as a share of even attention's.
 
@@ -413,11 +415,11 @@ def depth(facts: Facts) -> Sentence | None:
     )
 
 
-@answers("which heads look at what is salient")
+@rule_for("which heads look at what is salient")
 def salient(facts: Facts) -> Sentence:
     """Heads whose most attended patch is on the object more often than chance; held out for the best of them."""
     table = facts.columns("object_attention")
-    statement = claim("look at what is salient", table, table["chance"], facts.images)
+    statement = claim_above("look at what is salient", table, table["chance"], facts.images)
     chosen = torch.nonzero(~table["held_out"].isnan()).flatten().tolist()
     if not chosen:
         raise UserError("one half of the photographs is empty; give more of them")
@@ -431,15 +433,15 @@ def salient(facts: Facts) -> Sentence:
     heads = tuple(dict.fromkeys([best, *strongest(statement.sure, table["value"])]))
     return Sentence(
         f"{share_of(heads, facts.layout)} look at what is salient more often than chance. "
-        f"{head_name(facts.layout, best).capitalize()}, the best on one half of the photographs, "
+        f"{name_of_head(facts.layout, best).capitalize()}, the best on one half of the photographs, "
         "does so on the "
-        f"other half for {measured(held, best, SHARE, f'by chance {percent(chance)}')} of patches.",
+        f"other half for {value_in_words(held, best, SHARE, f'by chance {percent(chance)}')} of patches.",
         heads,
         statement,
     )
 
 
-@answers("which heads spread their attention evenly")
+@rule_for("which heads spread their attention evenly")
 def even(facts: Facts) -> Sentence:
     """Heads whose entropy is nearly the largest that there can be, on average over queries."""
     table = facts.columns("entropy")
@@ -447,7 +449,7 @@ def even(facts: Facts) -> Sentence:
     shares = {end: share + (table[end] - value) / most for end in ENDS}
 
     def words(best: int, name: str) -> str:
-        number = measured(table, best, PLAIN, ("even attention", most[best]), digits=5)
+        number = value_in_words(table, best, PLAIN, ("even attention", most[best]), digits=5)
         return (
             f"spread their attention nearly evenly over the whole image, most of all {name}: its "
             f"entropy is {number} nats."
@@ -455,13 +457,13 @@ def even(facts: Facts) -> Sentence:
 
     return _on(
         facts,
-        claim("spread their attention nearly evenly", shares, NEARLY, facts.images),
+        claim_above("spread their attention nearly evenly", shares, NEARLY, facts.images),
         share,
         words,
     )
 
 
-@answers("what makes the network unlike an untrained one")
+@rule_for("what makes the network unlike an untrained one")
 def untrained(facts: Facts) -> Sentence | None:
     """The heads farthest outside the range of the untrained network, and those inside of it by all measures.
 
@@ -480,13 +482,13 @@ def untrained(facts: Facts) -> Sentence | None:
         name = list(SINGLE)[int(which[head])]
         ends = facts.columns(name, of_twin=True)["value"]
         against = f"untrained heads {rounded(ends.min(), 3)} to {rounded(ends.max(), 3)}"
-        number = measured(facts.columns(name), head, PLAIN, against, digits=3)
-        return f"{head_name(facts.layout, head)}, {SINGLE[name].label} {number}"
+        number = value_in_words(facts.columns(name), head, PLAIN, against, digits=3)
+        return f"{name_of_head(facts.layout, head)}, {SINGLE[name].label} {number}"
 
     named = "; then ".join(words(head) for head in heads[:NAMED])
     same = torch.nonzero(torch.stack([_inside(facts, name) for name in SINGLE]).all(0))
     alike = same.flatten().tolist()
-    names = ", ".join(head_name(facts.layout, head) for head in alike[:NAMED])
+    names = ", ".join(name_of_head(facts.layout, head) for head in alike[:NAMED])
     rest = (
         f" {share_of(alike, facts.layout)} {'looks' if len(alike) == 1 else 'look'} as heads of an "
         f"untrained network do, in all {len(SINGLE)} measures of this comparison "
@@ -524,7 +526,7 @@ def _beyond(facts: Facts, name: str) -> Tensor:
 # ---- words
 
 
-def claim(what: str, columns: Columns, threshold: Tensor | float, images: int) -> Claim:
+def claim_above(what: str, columns: Columns, threshold: Tensor | float, images: int) -> Claim:
     """Claim that values are above ``threshold``; negate all arguments for below.
 
     An interval that touches the threshold is not beyond it.
@@ -545,7 +547,7 @@ def strongest(sure: Tensor, by: Tensor) -> tuple[int, ...]:
     return tuple(heads[by[heads].argsort(descending=True, stable=True)].tolist())
 
 
-def measured(
+def value_in_words(
     columns: Columns,
     at: int | tuple[int, int],
     unit: str,
@@ -579,7 +581,7 @@ def _decimals_of(written: str, number: float) -> str:
     return rounded(number, max(2, before + decimals))
 
 
-def head_name(layout: HeadLayout, head: int) -> str:
+def name_of_head(layout: HeadLayout, head: int) -> str:
     """Write e.g. ``block 3 head 5``, with the stage if there are several."""
     name = layout.name_of(head)
     return f"stage {list(layout)[head][2].stage} {name}" if layout.num_stages > 1 else name
@@ -598,7 +600,7 @@ def _on(facts: Facts, statement: Claim, by: Tensor, words: Callable[[int, str], 
     heads = strongest(statement.sure, by)
     if not heads:
         return Sentence("", (), statement)
-    text = words(heads[0], head_name(facts.layout, heads[0]))
+    text = words(heads[0], name_of_head(facts.layout, heads[0]))
     return Sentence(f"{share_of(heads, facts.layout)} {text}", heads, statement)
 
 

@@ -25,7 +25,7 @@ READINGS = ("classes", "levels")  # options that say how class folders are read
 BATCH = 32  # images of a batch in training
 
 
-class Asked(NamedTuple):
+class AskedImages(NamedTuple):
     """Images that a command asks for.
 
     place: a folder or an archive; a name of ``NAMED``; None for the data set that the weights name.
@@ -43,7 +43,7 @@ class Asked(NamedTuple):
     levels: float | list[float] | None = None
 
 
-def check(asked: Asked, weights: str) -> None:
+def refuse_asked(asked: AskedImages, weights: str) -> None:
     """Raise UserError for numbers that are too small, and for all files that are missing, before one is read."""
     for option, got in (("images", asked.choose), ("test-images", asked.judge)):
         if got < LEAST:
@@ -73,7 +73,7 @@ def check(asked: Asked, weights: str) -> None:
             )
 
 
-def images_of(asked: Asked, description: Mapping[str, Any], cache: str | Path) -> ImageData:
+def read_images(asked: AskedImages, description: Mapping[str, Any], cache: str | Path) -> ImageData:
     """Read the images for the network of ``description``.
 
     Raises UserError for data that cannot be read, of other classes, or of too few images.
@@ -113,7 +113,7 @@ def images_of(asked: Asked, description: Mapping[str, Any], cache: str | Path) -
     return data
 
 
-def _source(asked: Asked, trained_on: str, side: int, cache: str | Path) -> Source:
+def _source(asked: AskedImages, trained_on: str, side: int, cache: str | Path) -> Source:
     """Return the source. side: pixels of the network's images."""
     levels = levels_given(asked.levels, "--levels")
     if asked.labels == "none":
@@ -138,14 +138,14 @@ def _source(asked: Asked, trained_on: str, side: int, cache: str | Path) -> Sour
     )
 
 
-def _refuse_readings(asked: Asked, data: str, *options: str) -> None:
+def _refuse_readings(asked: AskedImages, data: str, *options: str) -> None:
     """Raise UserError for a typed option that the data have no use for."""
     for option in options:
         if getattr(asked, option) is not None:
             raise UserError(f"--{option}: is of class folders, not of {data}. Leave it out.")
 
 
-def settings(data: ImageData) -> str:
+def settings_for_train(data: ImageData) -> str:
     """Return the settings with which ``mhprobe.train`` reads the same data; "" without labels."""
     if data.unlabelled:
         return ""

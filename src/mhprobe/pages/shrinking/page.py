@@ -52,7 +52,7 @@ def page(shrunk: Shrunk, folder: Path) -> str:
         ["common.js"],
         title=f"{shrunk.network.name} at {sentences.share_words(shrunk)}",
         told=sentences.told(shrunk),
-        cost=sentences.cost(shrunk),
+        cost=sentences.what_it_took(shrunk),
         rows=_rows(shrunk),
         speeds=[_speed(row) for row in shrunk.speeds],
         right=shrunk.pruned.scored.right,

@@ -25,7 +25,7 @@ from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError, quoted
 from mhprobe.gates import gates_of
 from mhprobe.heads import KINDS, HeadLayout
-from mhprobe.io.progress import progress, stage
+from mhprobe.io.progress import announce_stage, progress
 from mhprobe.masking.base import Order
 from mhprobe.masking.knapsack import Knapsack
 from mhprobe.masking.obs import LossInTurn
@@ -49,7 +49,7 @@ WRITTEN = "pruned.safetensors"
 
 
 @dataclass(frozen=True)
-class Target:
+class ShareLeft:
     """Share that may be left of a network, above 0 and below 1: of its flops, params or latency."""
 
     unit: str
@@ -57,7 +57,7 @@ class Target:
 
 
 @dataclass
-class Network:
+class DenseNetwork:
     """A trained network, and the description that lies beside it. name: of its file. file: its place."""
 
     model: nn.Module
@@ -75,8 +75,8 @@ class Shrunk:
     that each piece of work took. loaded: largest difference of logits once read again.
     """
 
-    network: Network
-    target: Target
+    network: DenseNetwork
+    target: ShareLeft
     data: ImageData
     pruned: Pruned
     layout: HeadLayout
@@ -100,7 +100,7 @@ class Shrunk:
         return self.pruned.stages[-1]
 
 
-def open_network(weights: str | Path) -> Network:
+def open_network(weights: str | Path) -> DenseNetwork:
     """Load a classifier that can lose heads.
 
     Raises UserError for an elastic file, a network of features, and one that can lose none.
@@ -120,7 +120,7 @@ def open_network(weights: str | Path) -> Network:
     _refuse_uncut(model, file)
     if "input" not in description:
         raise UserError(f"{file}: its JSON does not say the size of images (input).")
-    return Network(model, description, file.stem, file)
+    return DenseNetwork(model, description, file.stem, file)
 
 
 def _refuse_uncut(model: nn.Module, file: Path) -> None:
@@ -142,7 +142,7 @@ def order_for(share: float, layout: HeadLayout) -> tuple[str, Order]:
     return "fisher", Knapsack(measure=Fisher, multiple=multiple)
 
 
-def refuse_target(network: Network, target: Target) -> None:
+def refuse_target(network: DenseNetwork, target: ShareLeft) -> None:
     """Raise UserError for a target that nothing can meet, as far as no image is needed to see it."""
     attach(network.model, units=kinds_of(network.model, KINDS))
     _, order = order_for(target.share, layout_of(network.model))
@@ -153,7 +153,7 @@ def refuse_target(network: Network, target: Target) -> None:
         raise UserError(f"--{target.unit}: {reason}.".replace("..", ".")) from None
 
 
-def shrink(network: Network, data: ImageData, target: Target, seed: int = 0) -> Shrunk:
+def shrink(network: DenseNetwork, data: ImageData, target: ShareLeft, seed: int = 0) -> Shrunk:
     """Follow the recipe on the images of ``data``; nothing is written.
 
     The training images of ``data`` choose and repair, its test images judge; without labels the
@@ -170,14 +170,14 @@ def shrink(network: Network, data: ImageData, target: Target, seed: int = 0) -> 
     judge, chosen = Judge(selection), len(selection.chosen)
     before = network.description.get("chosen_by", ())
     with _timed(seconds, "choosing, repairing and judging"):
-        stage(f"heads and neurons by {name}, on {chosen:,} images")
+        announce_stage(f"heads and neurons by {name}, on {chosen:,} images")
         on_path = OnPath(order, target={target.unit: target.share}, seed=seed)
         pruned = prune(model, judge, on_path, MENDED, chosen_by=before)
     with _timed(seconds, "random heads and neurons, as a control"):
-        stage("random heads and neurons, as a control")
+        announce_stage("random heads and neurons, as a control")
         control = _control(model, judge, pruned, target, seed)
     with _timed(seconds, "timing"), progress("timing", len(BATCHES), "batch sizes") as done:
-        stage("timing, the whole and the smaller network in turn")
+        announce_stage("timing, the whole and the smaller network in turn")
         speeds = speed_table(model, {"shrunk": pruned.gone}, batches=BATCHES, show=done)
     shrunk = Shrunk(
         network=network,
@@ -192,13 +192,13 @@ def shrink(network: Network, data: ImageData, target: Target, seed: int = 0) -> 
         seconds=seconds,
     )
     with _timed(seconds, "exporting and checking"):
-        stage("exporting, and checking what will be written")
+        announce_stage("exporting, and checking what will be written")
         example = next(selection.test(8)).images.cpu()
         _export(shrunk, example)
     return shrunk
 
 
-def _control(model: nn.Module, judge: Judge, pruned: Pruned, target: Target, seed: int) -> Stage:
+def _control(model: nn.Module, judge: Judge, pruned: Pruned, target: ShareLeft, seed: int) -> Stage:
     """Return the row of a network that lost random units to the same cost; a latency is met by FLOPs."""
     goal = {target.unit: target.share}
     if target.unit == "latency":

@@ -8,7 +8,7 @@ from mhprobe.heads import KINDS
 from mhprobe.io.progress import duration
 from mhprobe.io.written import counted, rounded
 from mhprobe.masking.base import LABELS
-from mhprobe.pages.shrinking.images import settings
+from mhprobe.pages.shrinking.images import settings_for_train
 from mhprobe.pages.shrinking.recipe import SURGERY, WRITTEN, Shrunk
 from mhprobe.pruning.rounds import Stage
 from mhprobe.surgery.costs import count_parameters
@@ -139,7 +139,7 @@ def left(shrunk: Shrunk) -> str:
     )
 
 
-def cost(shrunk: Shrunk) -> list[str]:
+def what_it_took(shrunk: Shrunk) -> list[str]:
     """Return lines on what was done, and what it took."""
     pieces = [f"{name} {duration(took)}" for name, took in shrunk.seconds.items()]
     why = "docs/prunebench.md found it best at half of the FLOPs"
@@ -163,7 +163,7 @@ def _apart(difference: float) -> str:
 
 def tuning(shrunk: Shrunk, folder: Path) -> str:
     """Return the command that tunes the smaller network with the whole one as teacher; "" without labels."""
-    if not (data := settings(shrunk.data)):
+    if not (data := settings_for_train(shrunk.data)):
         return ""
     quoted = shlex.quote(str(folder / WRITTEN))
     rate = "optim.lr=2e-5"

@@ -304,7 +304,7 @@ def relations(
     """A panel per relation: accuracy in per cent of each head over its block."""
     titles, at = (
         names["relations"],
-        torch.tensor(style.side_by_side(layout, 0.6)),
+        torch.tensor(style.places_of_heads(layout, 0.6)),
     )  # none hides another
     blocks = torch.tensor([site.block for site in layout.sites])
     first = list(layout.offsets[:-1])
@@ -390,7 +390,7 @@ def relation_scores(rows: Sequence[Mapping[str, Any]]) -> Figure:
         for edge in range(1, len(relations)):
             axes.axhline(edge - 0.5, color="0.85", linewidth=0.6)
         axes.set(xlim=(0, 102), xlabel="queries answered rightly (%), 95 % interval over images")
-        style.rows_of(axes, relations)
+        style.name_rows(axes, relations)
         axes.tick_params(axis="y", length=0)
         style.legend_beside(axes, 1.4 if named else 1.03)
     return figure

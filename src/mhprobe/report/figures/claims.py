@@ -57,7 +57,7 @@ def claims(rows: Sequence[Mapping[str, Any]]) -> Figure:
         for word, colour in WORDS.items():
             if any(row["verdict"] == word for row in order):
                 axes.plot([], [], "o", color=colour, markersize=3.5, label=word)
-        style.rows_of(axes, [row["claim"].replace("_", " ") for row in order])
+        style.name_rows(axes, [row["claim"].replace("_", " ") for row in order])
         axes.set(xlim=(-FARTHEST - 0.15, FARTHEST + 0.15), ylim=(len(order) - 0.4, -0.6))
         axes.set_xlabel("effect, in multiples of the smallest that matters")
         if order:
@@ -130,7 +130,7 @@ def claims_matrix(rows: Sequence[Mapping[str, Any]], networks: Sequence[str]) ->
         for word in list(WORDS)[:3]:
             axes.plot([], [], "s", color=WORDS[word], label=f"{SIGNS[word]} {word}")
         axes.set_xlim(-0.5, len(networks) - 0.5)
-        style.rows_of(axes, [row["claim"].replace("_", " ") for row in order])
+        style.name_rows(axes, [row["claim"].replace("_", " ") for row in order])
         axes.set_xticks(range(len(networks)), list(networks), rotation=45, ha="right")
         style.bare(axes)
         style.legend_above(

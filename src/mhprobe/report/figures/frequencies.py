@@ -36,7 +36,7 @@ def spectrum(
     tall = max(deep, 1.9)
     edge, labels = (left + 1.9 + 0.9, bottom + tall - deep), ("frequency (π)", "heads: Δ ln")
     with style.layer_panels(layout, size, edge, labels, least=0) as (figure, panels):
-        axes = style.place(figure, left, bottom, 1.9, tall)
+        axes = style.axes_at(figure, left, bottom, 1.9, tall)
         for block, row in enumerate(stream):
             shade = style.shades("viridis_r")(0.1 + 0.9 * block / max(1, len(stream) - 1))
             finite = row.isfinite()
@@ -156,7 +156,7 @@ def _over_frequency(
             "capsize": 3,
             "label": label or None,
         }
-        style.whiskers(axes, x, style.percent(rows, *ends), fmt=marker + "-", **look)
+        style.whiskers(axes, x, style.in_percent(rows, *ends), fmt=marker + "-", **look)
     style.level(axes, 100 * whole["accuracy"], name)
     style.level(axes, 100 * chance, "chance", ":")
     axes.set(xlim=(0, 1), ylim=(0, None), ylabel="test accuracy (%)")

@@ -98,7 +98,7 @@ def gate_history(
     with style.canvas((left + wide + 0.95, bottom + low + between + tall + top)) as figure:
         most = max(1.0, float(amounts.max()))
         top_at, bar_tall = bottom + low + between + tall, min(tall, 2.0)
-        axes = style.place(figure, left, top_at - row * heads, wide, row * heads)
+        axes = style.axes_at(figure, left, top_at - row * heads, wide, row * heads)
         image = axes.pcolormesh(
             edges, range(heads + 1), amounts.T.numpy(), vmin=0, vmax=most, rasterized=True
         )
@@ -123,7 +123,7 @@ def gate_history(
             "gate: P(open) or |gate|",
         )
 
-        axes = style.place(figure, left, bottom, wide, low)
+        axes = style.axes_at(figure, left, bottom, wide, low)
         axes.plot(steps, amounts.sum(1), color=COLOURS[0], label="sum over heads")
         axes.plot(
             steps,
@@ -184,7 +184,7 @@ def causal(
             borderaxespad=0.4,
             columnspacing=1.0,
         )
-        axes = style.place(figure, scatter_at, bottom + tall - side, side, side)
+        axes = style.axes_at(figure, scatter_at, bottom + tall - side, side, side)
         for i in range(len(roles)):
             of: Any = role == i
             dot: Any = {"edgecolor": "0.3", "linewidth": 0.4, "clip_on": False, "zorder": 3}

@@ -46,7 +46,7 @@ def headbench(rows: Sequence[Any]) -> Figure:
                 if row.direction:
                     style.box(axes, (x - 0.5, y - 0.5), 1, 1, linewidth=1.2)
             image = style.picture(axes, values, **look)
-            style.readable(axes)
+            style.colour_text(axes)
             axes.set_xticks(
                 range(len(plants)),
                 [name.replace("_", " ") for name in plants],

@@ -64,7 +64,7 @@ def per_head(
         style.colour_bar(figure, image, bar_at, bottom, bar_tall, label)
         if ranked:
             _ranked(
-                style.place(figure, ranked_at, bottom, ranked_wide, bar_tall),
+                style.axes_at(figure, ranked_at, bottom, ranked_wide, bar_tall),
                 layout,
                 columns,
                 label,
@@ -147,7 +147,7 @@ def accuracy_without(
                     )
                     if sure:
                         style.box(axes, (head - 0.46, row - 0.46), 0.92, 0.92, linewidth=1.1)
-            style.readable(axes)
+            style.colour_text(axes)
         title = (
             f"all heads: {whole:.1f} %. framed: {'p, Holm,' if p == 'p_holm' else 'p'} < {LEVEL:g}"
         )
@@ -187,7 +187,7 @@ def sorted_heads(layout: HeadLayout, values: Mapping[str, Tensor]) -> Figure:
             for row, order in enumerate(orders if cell >= 0.2 else ()):
                 for column, head in enumerate(order.tolist()):
                     axes.text(column, row, str(head), ha="center", va="center", fontsize=5)
-            style.readable(axes)
+            style.colour_text(axes)
             across, down = (f"heads, by {by}", "block") if first else ("the same heads", "")
             axes.set(xticks=[], xlabel=across, ylabel=down)
             axes.set_yticks(
@@ -239,7 +239,7 @@ def functions(
             xlabel="head",
             ylabel="block",
         )
-        style.rows_of(axes, [str(site.block) for site in layout.sites])
+        style.name_rows(axes, [str(site.block) for site in layout.sites])
         axes.spines[:].set_visible(False)
         style.legend_beside(axes, handles=handles, title="function (heads)")
     return figure
@@ -438,7 +438,7 @@ def before_tuning(
     step = min(0.62, 7.4 / len(blocks))
     wide = max(2.2, step * len(blocks))
     tall = 1.1
-    at = style.side_by_side(layout, 0.8)
+    at = style.places_of_heads(layout, 0.8)
     cells = (
         style.ticks(site.num_heads, 2.4 * step / site.num_heads) for _, _, site in layout
     )  # small numbers

@@ -73,7 +73,7 @@ def draw_heads(picture: Tensor, title: str, heads: Mapping[str, Judged], number:
     edges, gap = (2 * _GAP + _SIDE, _BELOW + 0.1, _GAP, _TITLE + 0.05), (_GAP, _BELOW + _TITLE)
     with style.grid(len(heads), (_SIDE, _SIDE), gap, edges, per_row=per_row) as (figure, places):
         top = style.inches(figure)[1] - _SIDE - edges[3]
-        _image(style.place(figure, _GAP, top, _SIDE, _SIDE), picture, title)
+        _image(style.axes_at(figure, _GAP, top, _SIDE, _SIDE), picture, title)
         for (axes, _, _), (name, judged) in zip(places, heads.items(), strict=True):
             _overlay(axes, picture, judged, number)
             axes.set_title(name, pad=3)
@@ -113,7 +113,7 @@ def _overlay(axes: Axes, picture: Tensor, judged: Judged, row: int, smooth: bool
     figure: Any = axes.figure
     wide, tall = style.inches(figure)
     box = axes.get_position()
-    below = style.place(figure, box.x0 * wide, box.y0 * tall - 0.09, _SIDE, 0.05)
+    below = style.axes_at(figure, box.x0 * wide, box.y0 * tall - 0.09, _SIDE, 0.05)
     bar = figure.colorbar(over, cax=below, orientation="horizontal")
     bar.outline.set_visible(False)
     bar.set_ticks([])
@@ -145,7 +145,7 @@ def attention_masks(
     pictures: (B, 3, height, width) in [0, 1]. titles: of the images. names, masks: of each site,
     (B, h, w), in multiples of even attention. At most six sites are shown, evenly chosen.
     """
-    chosen = style.evenly(len(masks), 6)
+    chosen = style.some_evenly(len(masks), 6)
     side, gap, below, top = 0.95, 0.1, 0.18, 0.25
     tall = 2 * side + gap + below + 0.06
     with style.canvas(
@@ -153,7 +153,7 @@ def attention_masks(
     ) as figure:
         for row, picture in enumerate(pictures):
             bottom = (len(pictures) - 1 - row) * tall + below
-            axes = style.place(figure, gap, bottom + side + gap, side, side)
+            axes = style.axes_at(figure, gap, bottom + side + gap, side, side)
             style.show_picture(axes, picture)
             axes.text(
                 0,
@@ -171,9 +171,9 @@ def attention_masks(
                 share = interpolate(share[None, None], size=picture.shape[-2:], mode="bilinear")[
                     0, 0
                 ].clamp(0, 1)
-                above = style.place(figure, left, bottom + side + gap, side, side)
+                above = style.axes_at(figure, left, bottom + side + gap, side, side)
                 style.show_picture(above, share.expand(3, -1, -1))
-                under = style.place(figure, left, bottom, side, side)
+                under = style.axes_at(figure, left, bottom, side, side)
                 style.show_picture(under, picture * share)
                 words = f"{least:.2f} to {greatest:.2f} of even"
                 under.text(0, -0.05, words, transform=under.transAxes, va="top", fontsize=6)
@@ -196,7 +196,7 @@ def fft_images(
 
     maps, fourier: per block (2, h, w), before and after. picture: (3, height, width) in [0, 1].
     """
-    chosen = style.evenly(len(blocks), 8)
+    chosen = style.some_evenly(len(blocks), 8)
     relative = [fourier[number] - fourier[number].amax((1, 2), keepdim=True) for number in chosen]
     widest = max(
         [1e-9, *(float((after - before).abs().max()) for before, after in relative)]
@@ -206,7 +206,7 @@ def fft_images(
     with style.canvas(
         (left + len(chosen) * (side + gap) + 0.05, len(ROWS) * (side + gap) + 0.3)
     ) as figure:
-        axes = style.place(figure, first, (len(ROWS) - 1) * (side + gap) + 0.05, side, side)
+        axes = style.axes_at(figure, first, (len(ROWS) - 1) * (side + gap) + 0.05, side, side)
         style.show_picture(axes, picture)
         axes.set_title("image", pad=3)
         for column, number in enumerate(chosen):
@@ -221,7 +221,7 @@ def fft_images(
             ]
             for row, (image, look) in enumerate(images):
                 x, y = left + column * (side + gap), (len(ROWS) - 1 - row) * (side + gap) + 0.05
-                axes = style.place(figure, x, y, side, side)
+                axes = style.axes_at(figure, x, y, side, side)
                 style.tile(axes, image.numpy(), **{"cmap": "viridis", **look})
                 if row == 0:
                     axes.set_title(f"block {blocks[number]}", pad=3)
@@ -334,7 +334,7 @@ def segmentation(rows: Sequence[Mapping[str, Any]]) -> Figure:
                 axes.plot(row["value"], y, "o", color=shade, markersize=4)
                 if name == BLIND[0]:
                     axes.axvline(row["value"], color="0.5", ls=":", lw=0.8, zorder=0)
-            style.rows_of(axes, maps, first)
+            style.name_rows(axes, maps, first)
             axes.margins(x=0.08)
             axes.set_title(score, loc="left", pad=4)
     return figure
@@ -370,7 +370,7 @@ def correspondence(layout: HeadLayout, compared: Mapping[str, Tensor]) -> Figure
     compared: itself, best_other (in [0, 1]), corresponds, chance, each (A,).
     """
     step = min(0.6, 5.5 / len(layout.sites))
-    at = style.side_by_side(layout, 0.7)
+    at = style.places_of_heads(layout, 0.7)
     same = int(compared["corresponds"].sum())
     expected = compared["chance"].sum().item()
     with style.panel((max(2.2, step * len(layout.sites)), 2.15), (0.6, 0.5, 1.75, 0.35)) as (

@@ -272,7 +272,7 @@ def kinds_of_layers(rows: Sequence[Mapping[str, Any]], chance: float) -> Figure:
         for number, kind in enumerate(kinds):
             shade, marker = style.colour(number)
             points = [row for row in rows if row["kind"] == kind]
-            x, *ends = style.percent(points, "share", "accuracy", "low", "high")
+            x, *ends = style.in_percent(points, "share", "accuracy", "low", "high")
             style.band(
                 axes,
                 x,
@@ -302,7 +302,7 @@ def masked_at_each_step(layout: HeadLayout, curves: Mapping[str, Tensor], most: 
     wide, tall = 0.85, min(0.85, max(0.35, 0.85 * deep / heads))
     left, gap, down, top = 1.0, 0.14, 0.24, 0.1
     shown = {
-        name: [1 + step for step in style.evenly(len(masks) - 1, most)]
+        name: [1 + step for step in style.some_evenly(len(masks) - 1, most)]
         for name, masks in curves.items()
     }
     size = (
@@ -318,7 +318,7 @@ def masked_at_each_step(layout: HeadLayout, curves: Mapping[str, Tensor], most: 
                 grid = pad_sequence(
                     [*layout.split(state.float())], batch_first=True, padding_value=torch.nan
                 )
-                axes = style.place(figure, left + column * (wide + gap), y, wide, tall)
+                axes = style.axes_at(figure, left + column * (wide + gap), y, wide, tall)
                 style.tile(axes, grid.numpy(), **look)
                 axes.set_title(f"step {step}", pad=2, fontsize=7)
                 if column == 0:

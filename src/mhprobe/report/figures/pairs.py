@@ -313,7 +313,7 @@ def groups_of_pairs(rows: Sequence[Mapping[str, Any]]) -> Figure:
                 )
                 right: Any = {"ha": "right", "transform": axes.get_yaxis_transform()}
                 axes.text(1.0, y - 0.12, f"{row['pairs']} ", fontsize=6, **right)
-            style.rows_of(
+            style.name_rows(
                 axes, [f"among {a}" if a == b else f"{a} with {b}" for a, b in kinds], first
             )
             axes.set_ylim(top=-0.6)

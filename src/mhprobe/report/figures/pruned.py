@@ -284,8 +284,8 @@ def speed(rows: Sequence[Mapping[str, Any]]) -> Figure:
     )
     at = range(len(batches))
     with style.canvas((8.3, 3.1)) as figure:
-        gain = style.place(figure, 0.55, 0.5, 2.5, 2.3)
-        rate = style.place(figure, 3.75, 0.5, 2.2, 2.3)
+        gain = style.axes_at(figure, 0.55, 0.5, 2.5, 2.3)
+        rate = style.axes_at(figure, 3.75, 0.5, 2.2, 2.3)
         for number, name in enumerate(removed):
             points = [row for row in rows if row["removed"] == name]
             shade, marker = style.colour(number)

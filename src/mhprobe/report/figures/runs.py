@@ -42,7 +42,7 @@ def runs(rows: Sequence[Mapping[str, Any]], groups: Table | None) -> Figure:
             group = spread.get(name)
             if group is not None and group["runs"] >= 3:
                 _mean(axes, number + 0.3, group)
-        style.rows_of(axes, ["\n".join(label) for label in wrapped])
+        style.name_rows(axes, ["\n".join(label) for label in wrapped])
         axes.set_xlabel("test accuracy (%)")
         handles = {str(h.get_label()): h for h in axes.get_legend_handles_labels()[0]}
         style.legend_above(axes, right=True, handles=list(handles.values()))
@@ -89,11 +89,11 @@ def run_curves(rows: Sequence[Mapping[str, Any]]) -> Figure:
 def _curve(axes: Axes, number: int, points: Sequence[Mapping[str, Any]]) -> None:
     """Draw the curve of one group, and its band: over images of one run, or over three runs or more."""
     shade, marker = style.colour(number)
-    (accuracy,) = style.percent(points, "accuracy")
+    (accuracy,) = style.in_percent(points, "accuracy")
     masked = [row["heads_masked"] for row in points]
     axes.plot(masked, accuracy, marker, ls="-", ms=2, color=shade)
     band = [row for row in points if row["low"] not in ("", None) and row["runs"] != 2]
-    low, high = style.percent(band, "low", "high")
+    low, high = style.in_percent(band, "low", "high")
     masked = [row["heads_masked"] for row in band]
     axes.fill_between(masked, low, high, color=shade, alpha=0.2, linewidth=0)
 
@@ -110,7 +110,7 @@ def _dots(axes: Axes, number: int, runs_of_group: Sequence[Mapping[str, Any]]) -
     """Draw the runs of a group below each other, each with its interval, at the group's height."""
     count = len(runs_of_group)
     at = [number - 0.3 + 0.45 * (place + 0.5) / count for place in range(count)]
-    shares, low, high = style.percent(runs_of_group, "accuracy", "low", "high")
+    shares, low, high = style.in_percent(runs_of_group, "accuracy", "low", "high")
     axes.hlines(at, low, high, color=COLOURS[4], linewidth=1.2)
     label = "" if number else "a run, 95 % over images"
     axes.plot(shares, at, "o", color=COLOURS[0], markersize=3, label=label)
@@ -166,7 +166,7 @@ def run_agreement(rows: Sequence[Mapping[str, Any]]) -> Figure:
                 alpha=0.7,
             )
         axes.axvline(0, color="0.4", linestyle="--", linewidth=0.8)
-        style.rows_of(axes, [name.replace("_", " ") for name in measures])
+        style.name_rows(axes, [name.replace("_", " ") for name in measures])
         axes.set(xlim=(-1.04, 1.04), xlabel="Spearman's correlation over heads, every two runs")
     return figure
 
@@ -256,7 +256,7 @@ def agreement(ranking: Agreement, control: Agreement | None = None) -> Figure:
                 axes.text(
                     j, i, "-" if math.isnan(value) else text, ha="center", va="center", fontsize=5.5
                 )
-            style.readable(axes)
+            style.colour_text(axes)
             axes.set_title(title + which, loc="left", pad=4)
             axes.set_xticks(range(count), result.names if last else [], rotation=90)
             axes.set_yticks(range(count), result.names if first else [])

@@ -76,7 +76,7 @@ PDF = {
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "d")
 
 
-def save(
+def save_figure(
     figure: Figure,
     stem: Path,
     about: str = "",
@@ -86,7 +86,7 @@ def save(
     """Write ``<stem>.png`` (150 dpi) and ``<stem>.pdf``; the same figure gives the same bytes.
 
     about: model, data and number of images, in small print below. paper: fit the columns of a
-    printed page (``fit``).
+    printed page (``fit_columns``).
     origin: "version", "commit" and "command", for the files' metadata (``PNG``, ``PDF``).
     """
     dots = DPI if paper else SCREEN
@@ -102,7 +102,7 @@ def save(
                 0.99, lowest, about, ha="right", va="top", fontsize=size, color="0.45"
             )
             if paper:
-                box = fit(figure)
+                box = fit_columns(figure)
             else:  # "tight" would look at all of it again
                 below = small.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
                 box = Bbox.union([above, below]).padded(rcParams["savefig.pad_inches"])
@@ -124,10 +124,10 @@ def printed(figure: Figure, dots: int, paper: bool) -> Bbox | None:
         if legend.get_bbox_to_anchor() is figure.bbox:  # else it would be placed in the printed box
             legend.set_bbox_to_anchor((0, 0, 1, 1), figure.transFigure)
     with rc_context(STYLE):
-        return fit(figure) if paper else None
+        return fit_columns(figure) if paper else None
 
 
-def fit(figure: Figure) -> Bbox:
+def fit_columns(figure: Figure) -> Bbox:
     """Make the figure fit one printed column, or two if its text would shrink below ``LEAST``; return the box, inches.
 
     A figure that is narrower than its column stands in the middle of it, in its own size.
@@ -184,7 +184,7 @@ def inches(figure: FigureBase) -> tuple[float, float]:
     return float(wide), float(tall)
 
 
-def place(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
+def axes_at(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
     """Add axes at a place given in inches."""
     wide, tall = inches(figure)
     return figure.add_axes((left / wide, bottom / tall, width / wide, height / tall))
@@ -194,7 +194,7 @@ def colour_bar(
     figure: Figure, image: Any, left: float, bottom: float, tall: float, label: str = ""
 ) -> Any:
     """Add the colour bar of ``image`` at a place given in inches."""
-    bar = figure.colorbar(image, cax=place(figure, left, bottom, 0.1, tall))
+    bar = figure.colorbar(image, cax=axes_at(figure, left, bottom, 0.1, tall))
     bar.outline.set_visible(False)
     bar.set_label(label)
     return bar
@@ -281,7 +281,7 @@ def block_ticks(axes: Axes, layout: HeadLayout, cell: float, edge: float | None 
         axes.set_xlim(blocks[0] - edge, blocks[-1] + edge)
 
 
-def rows_of(axes: Axes, names: Sequence[str], written: bool = True) -> None:
+def name_rows(axes: Axes, names: Sequence[str], written: bool = True) -> None:
     """Name the rows, the first on top. written: False for panels whose neighbour has the names."""
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_yticks(range(len(names)), names if written else [""] * len(names))
@@ -292,7 +292,7 @@ def panel(size: Pair, edges: Edges) -> Iterator[tuple[Figure, Axes]]:
     """Open a ``canvas`` with one panel. size: (width, height) of the panel, inches."""
     left, bottom, right, top = edges
     with canvas((left + size[0] + right, bottom + size[1] + top)) as figure:
-        yield figure, place(figure, left, bottom, *size)
+        yield figure, axes_at(figure, left, bottom, *size)
 
 
 class Panel(NamedTuple):
@@ -339,7 +339,9 @@ def grid(
                 left + column * (size[0] + gap[0]),
                 bottom + (deep - 1 - row) * (size[1] + gap[1]),
             )
-            places.append(Panel(place(figure, x, y, *size), column == 0, number + across >= count))
+            places.append(
+                Panel(axes_at(figure, x, y, *size), column == 0, number + across >= count)
+            )
         yield figure, places
 
 
@@ -371,7 +373,7 @@ def name_beside(axes: Axes, name: str) -> None:
     axes.set_ylabel(name, rotation=0, ha="right", va="center")
 
 
-def evenly(count: int, most: int) -> list[int]:
+def some_evenly(count: int, most: int) -> list[int]:
     """Choose at most ``most`` numbers below ``count`` evenly, with the first and the last."""
     return torch.linspace(0, count - 1, min(most, count)).round().int().tolist()
 
@@ -405,7 +407,7 @@ def level(axes: Axes, at: float, label: str = "", dashes: str = "--", **look: An
     )
 
 
-def percent(rows: Sequence[Mapping[str, Any]], *names: str) -> list[list[float]]:
+def in_percent(rows: Sequence[Mapping[str, Any]], *names: str) -> list[list[float]]:
     """Return columns of shares, in per cent."""
     return [[100 * row[name] for row in rows] for name in names]
 
@@ -423,7 +425,7 @@ def diagonal(axes: Axes, x: Tensor, y: Tensor) -> None:
     axes.plot(ends, ends, color="0.6", linewidth=0.6, zorder=0)
 
 
-def side_by_side(layout: HeadLayout, room: float) -> list[float]:
+def places_of_heads(layout: HeadLayout, room: float) -> list[float]:
     """(A,) places on an axis of blocks, the heads of a block spread over ``room`` of its unit."""
     return [site.block + room * ((head + 0.5) / site.num_heads - 0.5) for _, head, site in layout]
 
@@ -510,7 +512,7 @@ def matrix_panels(
     for sites in groups:
         site = layout.sites[sites[0]]
         top -= cell * len(sites)
-        axes = place(figure, left, top, cell * site.num_heads, cell * len(sites))
+        axes = axes_at(figure, left, top, cell * site.num_heads, cell * len(sites))
         axes.set_ylabel("block")
         if len(groups) > 1:
             axes.set_title(f"stage {site.stage}", loc="left", pad=3)
@@ -518,7 +520,7 @@ def matrix_panels(
         top -= MATRIX_GAP
 
 
-def readable(axes: Axes) -> None:
+def colour_text(axes: Axes) -> None:
     """Colour the text in every cell of a picture white or black, by the cell's brightness."""
     for image in axes.images:
         values: Any = image.get_array()

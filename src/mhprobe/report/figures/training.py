@@ -241,6 +241,6 @@ def sharpness(rows: Sequence[Mapping[str, Any]]) -> Figure:
                 markersize=5 if first else 3,
             )
         axes.axvline(0, color="0.4", linestyle="--", linewidth=0.8)
-        style.rows_of(axes, parts)
+        style.name_rows(axes, parts)
         axes.set_xlabel("largest eigenvalues of the Hessian (nats)")
     return figure

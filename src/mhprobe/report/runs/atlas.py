@@ -77,7 +77,7 @@ def measures(run: Run) -> list[dict[str, Any]]:
                 **_words(entry),
                 "masks": entry.masks,
                 "columns": {
-                    key: short(table.column(key)) for key in values if key not in constants
+                    key: few_digits(table.column(key)) for key in values if key not in constants
                 },
                 "constants": constants,
                 "chance": _of(table, entry.chance),
@@ -126,7 +126,7 @@ def strips(table: Table) -> list[dict[str, Any]]:
             {
                 "block": block,
                 "count": len(pairs),
-                "bins": short(bins),
+                "bins": few_digits(bins),
                 "lowest": lowest,
                 "highest": highest,
             }
@@ -156,7 +156,7 @@ def pairs(run: Run) -> list[dict[str, Any]]:
                 "chance_is": entry.reference if entry.chance else "a random network's mean",
                 "pairs": [
                     list(row)
-                    for row in zip(*(short(table.column(c)) for c in compared), strict=True)
+                    for row in zip(*(few_digits(table.column(c)) for c in compared), strict=True)
                 ],
             }
         )
@@ -169,7 +169,7 @@ def classes(run: Run) -> list[dict[str, Any]]:
         {
             "name": entry.title,
             "names": table.columns[5:],
-            "values": [short(row[5:]) for row in table.rows],
+            "values": [few_digits(row[5:]) for row in table.rows],
         }
         for _, entry, table in _per_head(run, "per_head_along")
         if not entry.larger.startswith("nothing")
@@ -182,11 +182,13 @@ def history(run: Run) -> list[dict[str, Any]]:
     lines = []
     for _, entry, table in run.of_kind("history"):
         points: dict[int, list[Any]] = {}
-        for step, value in zip(table.column("step"), short(table.column("value")), strict=True):
+        for step, value in zip(
+            table.column("step"), few_digits(table.column("value")), strict=True
+        ):
             points.setdefault(step, []).append(value)
         lines.append((entry.part_of.replace("_", " ") or entry.title, entry, points))
     for _, entry, table in run.of_kind("gate_history"):
-        lines.append(("gates", entry, {row[0]: short(row[2:]) for row in table.rows}))
+        lines.append(("gates", entry, {row[0]: few_digits(row[2:]) for row in table.rows}))
     return [
         {
             "name": name,
@@ -252,11 +254,11 @@ def totals(run: Run) -> list[dict[str, Any]]:
 
 
 def _point(row: dict[str, Any]) -> dict[str, Any]:
-    numbers = dict(zip(NUMBERS, short([row.get(name) for name in NUMBERS]), strict=True))
+    numbers = dict(zip(NUMBERS, few_digits([row.get(name) for name in NUMBERS]), strict=True))
     return {**numbers, "masked": str(row["masked"] if row["masked"] is not None else "")}
 
 
-def short(values: list[Any]) -> list[Any]:
+def few_digits(values: list[Any]) -> list[Any]:
     return [_short(value) for value in values]
 
 
@@ -305,7 +307,11 @@ def _is_number(table: Table, name: str) -> bool:
 
 
 def _of(table: Table, name: str) -> list[Any] | None:
-    return short(table.column(name)) if name in table.columns and _is_number(table, name) else None
+    return (
+        few_digits(table.column(name))
+        if name in table.columns and _is_number(table, name)
+        else None
+    )
 
 
 def _freedom(entry: Entry, table: Table) -> int | None:

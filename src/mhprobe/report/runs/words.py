@@ -19,7 +19,9 @@ from mhprobe.stats.significance import holm, significant, wilson
 KEEPS = {"removed": "pruning keeps", "closed": "the learned gates keep"}
 
 
-def result(run: Run, heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list[str]:
+def result_in_words(
+    run: Run, heads: list[dict[str, Any]], measures: list[dict[str, Any]]
+) -> list[str]:
     """Return sentences with numbers and intervals, first of all what the run was asked.
 
     That is the masked network, the pruned network, what half of the heads cost, verdicts on claims,
@@ -91,7 +93,7 @@ def _in_words(rows: Iterable[Mapping[str, Any]]) -> str:
     return "; ".join(str(row["claim"]).replace("_", " ") for row in rows)
 
 
-class Judged(NamedTuple):
+class ClaimsOfVerdict(NamedTuple):
     """Claims of one verdict. decided: the verdict says something about the network."""
 
     verdict: str
@@ -99,7 +101,7 @@ class Judged(NamedTuple):
     claims: list[dict[str, str]]
 
 
-def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[Judged]:
+def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[ClaimsOfVerdict]:
     """Return the claims of each verdict that some claim has, decided ones first.
 
     rows: of the table ``claims``. Each claim has ``says``, its sentence; ``number``, its effect
@@ -118,7 +120,7 @@ def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[Judged]:
                 }
                 for row in of_word
             ]
-            groups.append(Judged(word, word in list(VERDICTS)[:3], told))
+            groups.append(ClaimsOfVerdict(word, word in list(VERDICTS)[:3], told))
     return groups
 
 
@@ -222,7 +224,7 @@ def head_name(heads: list[dict[str, Any]], flat: int, form: str = "{0}, head {1}
     return form.format(site if several else f"block {block}", index)
 
 
-def percent(share: float) -> str:
+def percent_of(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
@@ -249,7 +251,7 @@ def asked(run: Run) -> tuple[float, float, float, int] | None:
     return share, low, high, int(images)
 
 
-def steps(run: Run) -> list[dict[str, Any]]:
+def rows_of_step(run: Run) -> list[dict[str, Any]]:
     """Return a row per curve of a run of one step; [] of other runs.
 
     curve, step, heads_masked; of: the score. accuracy to difference_high: as in
@@ -276,13 +278,11 @@ def steps(run: Run) -> list[dict[str, Any]]:
 
 
 def at_step(row: Mapping[str, Any], heads: int = 0) -> str:
-    """Return a row of ``steps`` as a sentence. heads: of the network, 0 for unknown."""
+    """Return a row of ``rows_of_step`` as a sentence. heads: of the network, 0 for unknown."""
     off = f"{row['heads_masked']:g}"
     many = f"{off} of {heads} heads" if heads else f"{off} {'head' if off == '1' else 'heads'}"
     if not row["step"]:
-        return (
-            f"Step 0, no head off: test {row['of']} is {percent(row['accuracy'])}, as it is whole."
-        )
+        return f"Step 0, no head off: test {row['of']} is {percent_of(row['accuracy'])}, as it is whole."
     score = f"test {row['of']} is {interval(row)}"
     orders = ", mean over random orders" if row["mean"] else ""
     text = f"Step {row['step']} of {row['curve']}, {many} off{orders}: {score}"
@@ -296,7 +296,7 @@ def at_step(row: Mapping[str, Any], heads: int = 0) -> str:
             f"whole network ({low:.1f} to {high:.1f}, {over})"
         )
     if row["random"] not in ("", None):
-        text += f"; as many random heads leave {percent(row['random'])}"
+        text += f"; as many random heads leave {percent_of(row['random'])}"
     if row["flattered"]:
         text += "; the same images chose the heads, which flatters it"
     return f"{text}."
@@ -304,7 +304,7 @@ def at_step(row: Mapping[str, Any], heads: int = 0) -> str:
 
 def masked(run: Run, heads: int) -> list[str]:
     """Return a sentence per curve on the network masked at the one step that was asked for."""
-    return [*dict.fromkeys(at_step(row, heads) for row in steps(run))]
+    return [*dict.fromkeys(at_step(row, heads) for row in rows_of_step(run))]
 
 
 def chance(run: Run) -> float | None:
@@ -331,8 +331,8 @@ def _accuracy(run: Run) -> list[str]:
     on = counted(images, "image") + (f" of {run.model['data']}" if "data" in run.model else "")
     what = "With all heads, for reference, test accuracy" if run.of_step else "Test accuracy"
     return [
-        f"{what} is {percent(share)} (95 % interval {100 * low:.1f} to {100 * high:.1f}, "
-        f"{on})." + (f" Guessing would give {percent(guess)}." if (guess := chance(run)) else "")
+        f"{what} is {percent_of(share)} (95 % interval {100 * low:.1f} to {100 * high:.1f}, "
+        f"{on})." + (f" Guessing would give {percent_of(guess)}." if (guess := chance(run)) else "")
     ]
 
 
@@ -510,8 +510,10 @@ def _unpromised(run: Run) -> list[str]:
 def interval(point: Mapping[str, Any]) -> str:
     """Write an accuracy with its 95 % interval."""
     if point["low"] is None:
-        return percent(point["accuracy"])
-    return f"{percent(point['accuracy'])} ({100 * point['low']:.1f} to {100 * point['high']:.1f})"
+        return percent_of(point["accuracy"])
+    return (
+        f"{percent_of(point['accuracy'])} ({100 * point['low']:.1f} to {100 * point['high']:.1f})"
+    )
 
 
 def _points(of: Mapping[str, Any], more: str = "") -> str:
@@ -692,8 +694,8 @@ def best_methods(rows: Sequence[Mapping[str, Any]], repeats: str = "seeds") -> l
             rest = f" Significantly worse: {', '.join(worse) or 'none'}."
         text.append(
             f"At {100 * budget:g} % of the FLOPs {best['method']} {place} an accuracy of "
-            f"{percent(best['accuracy'])} "
-            f"(dense {percent(best['dense'])}; {best['stage']}, {repeats}: {best['seeds']}).{rest}"
+            f"{percent_of(best['accuracy'])} "
+            f"(dense {percent_of(best['dense'])}; {best['stage']}, {repeats}: {best['seeds']}).{rest}"
         )
     for budget in dict.fromkeys(row["budget"] for row in out):
         names = ", ".join(row["method"] for row in out if row["budget"] == budget)

@@ -24,7 +24,7 @@ from mhprobe.report.runs.words import findings
 log = logging.getLogger(__name__)
 
 
-def judged(material: Material, claims: Mapping[str, Claim], **parts: Any) -> dict[str, Result]:
+def verdicts_on(material: Material, claims: Mapping[str, Claim], **parts: Any) -> dict[str, Result]:
     """Verdicts on claims, of the network and of its untrained twin.
 
     parts: of ``Evidence``. A collective.
@@ -33,10 +33,12 @@ def judged(material: Material, claims: Mapping[str, Claim], **parts: Any) -> dic
     verdicts = ask(claims, evidence, say=material.first)
     if evidence.measured.measurements.broken is not None:
         raise evidence.measured.measurements.broken
-    rows = rows_of(claims, verdicts, {} if evidence.twin is None else ask(claims, evidence.twin))
+    rows = verdict_rows(
+        claims, verdicts, {} if evidence.twin is None else ask(claims, evidence.twin)
+    )
     if material.first:
         announce(findings(rows))
-    return {"claims": result(rows)}
+    return {"claims": result_of_claims(rows)}
 
 
 def ask(claims: Mapping[str, Claim], evidence: Evidence, say: bool = False) -> dict[str, Verdict]:
@@ -64,7 +66,7 @@ def estimates(
     return effects
 
 
-def quoted(question: Question, paper: str) -> Question:
+def with_verdicts(question: Question, paper: str) -> Question:
     """Return the question of a figure of a paper, with verdicts on the figure's claims at the end of its captions.
 
     Claims about curves need complete ones, chosen on validation images. Holm's correction is over
@@ -123,7 +125,7 @@ def quote(claim: Claim, verdict: Verdict) -> str:
     return f'"{claim.says}" Here: {verdict.word}, {reason}'
 
 
-def result(rows: Sequence[Mapping[str, Any]]) -> Result:
+def result_of_claims(rows: Sequence[Mapping[str, Any]]) -> Result:
     """The table and the figure of ``rows``, with the number of verdicts by word."""
     counts = Counter(str(row["verdict"]) for row in rows)
     return Result(
@@ -148,7 +150,7 @@ def result(rows: Sequence[Mapping[str, Any]]) -> Result:
     )
 
 
-def rows_of(
+def verdict_rows(
     claims: Mapping[str, Claim], verdicts: Mapping[str, Verdict], of_twin: Mapping[str, Verdict]
 ) -> list[dict[str, Any]]:
     return [_row(name, claim, verdicts[name], of_twin.get(name)) for name, claim in claims.items()]

@@ -103,7 +103,7 @@ def all_claims() -> dict[str, Claim]:
     return dict(sorted(claims.items()))
 
 
-def chosen(names: Sequence[str] | None) -> dict[str, Claim]:
+def claims_named(names: Sequence[str] | None) -> dict[str, Claim]:
     """The named claims; all for None.
 
     UserError for a name that no claim has, and for none at all.

@@ -181,7 +181,7 @@ def _enough(images: int) -> int:
     return images
 
 
-def share(
+def share_of_heads(
     sure: Tensor, excluded: Tensor, images: int | Tensor = 0, unit: str = "heads"
 ) -> Estimate:
     """Estimate of the share of heads with a property, by the exact binomial law (Clopper & Pearson, 1934).
@@ -352,7 +352,7 @@ def third_of(layout: HeadLayout) -> Tensor:
     return block * 3 // blocks
 
 
-def halves(layout: HeadLayout) -> tuple[Tensor, Tensor]:
+def early_and_late(layout: HeadLayout) -> tuple[Tensor, Tensor]:
     """(A,) bool each: heads of the early and of the late half of the blocks.
 
     UserError for one block.
@@ -369,7 +369,7 @@ def _depth(layout: HeadLayout) -> tuple[Tensor, int]:
     return block, len(blocks)
 
 
-def mean_of(
+def mean_over_heads(
     layout: HeadLayout,
     values: Tensor,
     chance: Tensor | None = None,
@@ -407,8 +407,8 @@ def mean_of(
 
 def late_minus_early(layout: HeadLayout, values: Tensor) -> Estimate:
     """Mean of (A,) values over the heads of the later half of the blocks, minus that of the earlier half."""
-    early, late = halves(layout)
-    return mean_of(layout, values, heads=late, minus=early)
+    early, late = early_and_late(layout)
+    return mean_over_heads(layout, values, heads=late, minus=early)
 
 
 def go_together(layout: HeadLayout, first: Tensor, second: Tensor) -> Estimate:

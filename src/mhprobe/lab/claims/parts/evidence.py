@@ -16,7 +16,7 @@ from mhprobe import ranks
 from mhprobe.backbones import gives_features
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
-from mhprobe.framework.questions.material import Material, Measurements, Together
+from mhprobe.framework.questions.material import Material, Measurements, PassesTogether
 from mhprobe.framework.questions.plan import masks_of
 from mhprobe.lab.claims.parts.draws import OnDraw, positions_of
 from mhprobe.lab.claims.parts.estimates import Estimate, of_accuracy, over_draws, third_of
@@ -153,7 +153,7 @@ class Evidence:
     @functools.cached_property
     def _on_second(self) -> Material:
         images = second_set(self.measured.data, self.other)
-        return dataclasses.replace(self.measured.on(images), passes=Together())
+        return dataclasses.replace(self.measured.on(images), passes=PassesTogether())
 
     @functools.cached_property
     def _on_draws(self) -> list[OnDraw]:

@@ -12,7 +12,7 @@ import torch
 
 from mhprobe.errors import UserError
 from mhprobe.lab.claims.parts.claim import Claim
-from mhprobe.lab.claims.parts.estimates import Estimate, share, student
+from mhprobe.lab.claims.parts.estimates import Estimate, share_of_heads, student
 from mhprobe.lab.claims.parts.judge import Verdict, judge
 from mhprobe.stats.significance import Z95, satterthwaite
 
@@ -66,7 +66,7 @@ def _of_shares(rows: Sequence[Mapping[str, Any]], unit: str) -> Estimate:
     head = torch.arange(count)
     row = rows[0]
     beyond = (int(row["least"]) + int(row["most"])) / 2 / int(row["count"]) - float(row["effect"])
-    return share(head < least, head >= most, unit=unit).beyond(round(beyond, 9))
+    return share_of_heads(head < least, head >= most, unit=unit).beyond(round(beyond, 9))
 
 
 def _finite(row: Mapping[str, Any]) -> bool:

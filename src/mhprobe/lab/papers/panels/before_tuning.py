@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from mhprobe.backbones import backbone_of, gives_features
 from mhprobe.data.batch import Walk
-from mhprobe.data.draws import evenly
+from mhprobe.data.draws import evenly_spread
 from mhprobe.errors import UserError
 from mhprobe.framework.questions.material import Material
 from mhprobe.heads import HeadLayout
 from mhprobe.measures.base import Measure, MeasureWarning
 from mhprobe.measures.svcca import SVCCA
-from mhprobe.recording.measuring import label_of, measured, recorded
+from mhprobe.recording.measuring import label_of, measure_or_raise, recorded
 from mhprobe.report import tables
 from mhprobe.report.figures import heads, training
 from mhprobe.report.result import Result
@@ -104,7 +104,7 @@ def _along(
     material: Material, measures: Mapping[str, Measure], files: Sequence[str | Path], images: int
 ) -> tuple[list[dict[str, Tensor]], dict[str, list[Tensor]]]:
     """Return the columns of ``_itself`` of every network, and by measure its values (F, A)."""
-    chosen = torch.tensor(evenly(images, material.data.sizes["test"]))
+    chosen = torch.tensor(evenly_spread(images, material.data.sizes["test"]))
     if len(chosen) < 2 * FOLDS:
         raise UserError(
             f"before_tuning: images: expected at least {2 * FOLDS} test images, got {len(chosen)}."
@@ -117,7 +117,7 @@ def _along(
     ):  # unchanged heads are duplicates
         for model in _networks(material, files):
             alike.append(_itself(material.layout, older, model, material.walk(chosen)))
-            of_folds = [measured(model, measures, fold, of="norm") for fold in folds]
+            of_folds = [measure_or_raise(model, measures, fold, of="norm") for fold in folds]
             for name, points in values.items():
                 points.append(
                     torch.stack([columns[name]["value"].double().cpu() for columns in of_folds])

@@ -22,7 +22,7 @@ from mhprobe.lab.papers.panels.columns import of_heads
 from mhprobe.measures.js_distance import JSDistance
 from mhprobe.measures.parts.embedding import embed, scaled
 from mhprobe.measures.parts.functions import labels
-from mhprobe.recording.measuring import measured
+from mhprobe.recording.measuring import measure_or_raise
 from mhprobe.report import tables
 from mhprobe.report.figures import pairs as figure
 from mhprobe.report.result import Result
@@ -40,7 +40,7 @@ def clusters(material: Material, images: int = 500, draws: int = 200) -> dict[st
     """
     layout = material.layout
     measure = JSDistance(layout, pairs="stage", permutations=1, null_images=0)
-    columns = measured(material.model, {"js": measure}, material.walk(images))
+    columns = measure_or_raise(material.model, {"js": measure}, material.walk(images))
     functions = labels(of_heads(material), layout.num_heads)
     groups, rows = [], list[list[Any]]()
     number_A = torch.full((layout.num_heads,), -1)

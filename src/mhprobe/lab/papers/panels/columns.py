@@ -14,7 +14,7 @@ from mhprobe.data.corrupted import Corrupted
 from mhprobe.framework.questions.material import Material
 from mhprobe.framework.questions.measured import second_to
 from mhprobe.measures.parts.functions import FUNCTIONS, holds
-from mhprobe.recording.measuring import measured
+from mhprobe.recording.measuring import measure_or_raise
 from mhprobe.report import tables
 from mhprobe.report.figures import heads, pairs
 from mhprobe.report.measured import two_data_sets
@@ -118,9 +118,9 @@ def entropy(material: Material, images: int = 500) -> dict[str, Result]:
     layout = material.layout
     (name,) = material.names
     columns = material.columns(name)
-    untrained = measured(material.untrained(), {name: material.about(name)}, material.walk(images))[
-        name
-    ]
+    untrained = measure_or_raise(
+        material.untrained(), {name: material.about(name)}, material.walk(images)
+    )[name]
     shown = {"value": ("all_tokens", "entropy of attention (nats)")}
     shown["class_query"] = ("class_query", "entropy of the class token's row (nats)")
     results = {}
@@ -153,14 +153,14 @@ def before_training(material: Material, images: int = 500) -> dict[str, Result]:
     layout = material.layout
     measures = {name: material.about(name) for name in material.names}
     networks = {"trained": {name: material.columns(name) for name in measures}}
-    networks["untrained"] = measured(material.untrained(), measures, material.walk(images))
+    networks["untrained"] = measure_or_raise(material.untrained(), measures, material.walk(images))
     rows: list[dict[str, Any]] = [
         {"measure": name, "network": network, "block": site.block, "pairs": len(values)}
         | {"min": values.min().item(), "mean": values.mean().item(), "max": values.max().item()}
         for name in measures
         for network, columns in networks.items()
         for number, site in enumerate(layout.sites)
-        if len(values := pairs_of(columns[name]["value"], layout.span(number)))
+        if len(values := pairs_of_block(columns[name]["value"], layout.span(number)))
     ]
     panel = pairs.before_training(rows, {name: measure.label for name, measure in measures.items()})
     sample = material.of(material.data.sizes["test"])
@@ -184,7 +184,7 @@ def meanings(material: Material) -> list[str]:
     ]
 
 
-def pairs_of(value: Tensor, span: slice) -> Tensor:
+def pairs_of_block(value: Tensor, span: slice) -> Tensor:
     """(N,) finite values of the pairs of one block, each once."""
     inside = value[span, span].double()
     values = inside[torch.triu(torch.ones_like(inside, dtype=torch.bool), 1)]
@@ -202,7 +202,7 @@ def two_sets(
     first, other = material.data, second_set(material.data, second, severity)
     (name,) = material.names
     walk = functools.partial(other.batches, "test", material.model.device)
-    columns = measured(
+    columns = measure_or_raise(
         material.model, {name: material.about(name)}, walk, class_names=other.class_names
     )
     drops = {

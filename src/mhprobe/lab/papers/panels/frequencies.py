@@ -161,7 +161,7 @@ def phase_and_amplitude(
 
 def ring_noise(images: Tensor, index: Tensor, ring: int, rings: int, seed: int) -> Tensor:
     """(B, 3, height, width) noise in the ring, of standard deviation 1 in every image; index: (B,) its seed."""
-    wave = torch.fft.fft2(drawn(images, index, ring, seed))
+    wave = torch.fft.fft2(noise_in_ring(images, index, ring, seed))
     noise = torch.fft.ifft2(wave * inside(ring, rings, *images.shape[-2:])).real
     noise = noise / noise.flatten(1).std(1, correction=0).clamp(min=1e-12)[:, None, None, None]
     return noise.to(images)
@@ -174,7 +174,7 @@ def without(images: Tensor, index: Tensor, damage: str, ring: int, rings: int, s
     """
     wave, noise = (
         torch.fft.fft2(pixels)
-        for pixels in (images.double().cpu(), drawn(images, index, ring, seed))
+        for pixels in (images.double().cpu(), noise_in_ring(images, index, ring, seed))
     )
     here = inside(ring, rings, *images.shape[-2:])
     amplitude, phase = (
@@ -200,7 +200,7 @@ def inside(ring: int, rings: int, height: int, width: int) -> Tensor:
     return (radius > ring / rings) & (radius <= (ring + 1) / rings)
 
 
-def drawn(images: Tensor, index: Tensor, ring: int, seed: int) -> Tensor:
+def noise_in_ring(images: Tensor, index: Tensor, ring: int, seed: int) -> Tensor:
     """Gaussian noise of the images' shape, float64, on the CPU; the same for an image in every batch."""
     seeds = [(seed * 1_000_003 + position) * 101 + ring for position in index.tolist()]
     random = [torch.Generator().manual_seed(of_image) for of_image in seeds]
@@ -239,7 +239,7 @@ def fft_images(material: Material, images: int = 2000) -> dict[str, Result]:
     count = material.of(images).images
     means = [(ranks.total(total) / count).cpu() for total in sums]
     rows = [
-        {"block": site.block, "place": place, "images": count, **halves(mean[number])}
+        {"block": site.block, "place": place, "images": count, **low_and_high(mean[number])}
         for site, mean in zip(sites, means, strict=True)
         for number, place in enumerate(("before", "after"))
     ]
@@ -262,7 +262,7 @@ def log_amplitude(grids: Tensor) -> Tensor:
     return torch.fft.fftshift((torch.fft.fft2(grids).abs() + _FLOOR).log(), dim=(-2, -1))
 
 
-def halves(image: Tensor) -> dict[str, float]:
+def low_and_high(image: Tensor) -> dict[str, float]:
     """Mean ln amplitude of low and of high frequencies of a Fourier image (h, w), less that of frequency 0."""
     height, width = image.shape
     down, across = (

@@ -78,7 +78,7 @@ def relations(material: Material, images: int = 1000, clusters: int = 8) -> dict
 def best_of_each(
     material: Material, images: int, clusters: int = 8
 ) -> Iterator[tuple[str, int, Ways]]:
-    """Yield the name of each relation, with the best head and the ways of ``best``."""
+    """Yield the name of each relation, with the best head and the ways of ``best_answers``."""
     layout, centres = (
         material.layout,
         palette_of(material, min(500, images), clusters).to(material.model.device),
@@ -93,10 +93,12 @@ def best_of_each(
     )  # in float32: there are many relations, images and offsets
     for r, relation in enumerate(RELATIONS):
         if not chosen.heads[..., r].isnan().all():
-            yield relation, *best(layout, chosen, judged, r)
+            yield relation, *best_answers(layout, chosen, judged, r)
 
 
-def best(layout: HeadLayout, chosen: Scores, judged: Scores, r: int = 0) -> tuple[int, Ways]:
+def best_answers(
+    layout: HeadLayout, chosen: Scores, judged: Scores, r: int = 0
+) -> tuple[int, Ways]:
     """Return the best head, and by way to answer (head, fixed offset of its block, even draw) a name and (N,) scores.
 
     chosen, judged: scores of validation and of test images.
@@ -125,7 +127,7 @@ def scored(
 ) -> Scores:
     """Scores of all images, the same on every rank.
 
-    right: right keys and candidates of a piece, for ``answers``.
+    right: right keys and candidates of a piece, for ``scored_answers``.
     """
     most = max(math.prod(reach_of(site)) for site in layout.sites)
     sizes = ((layout.num_heads,), (len(layout.sites), most), (len(layout.sites),))
@@ -139,7 +141,9 @@ def scored(
         )
         for piece in attention(name, layout, heads, whole=True):
             images = piece.images.cpu()
-            for r, (of_heads, of_offsets, even) in enumerate(answers(piece, *right(batch, piece))):
+            for r, (of_heads, of_offsets, even) in enumerate(
+                scored_answers(piece, *right(batch, piece))
+            ):
                 scores.heads[images, layout.span(piece.number), r] = of_heads.to("cpu", dtype)
                 scores.offsets[images, piece.number, : of_offsets.shape[1], r] = of_offsets.to(
                     "cpu", dtype
@@ -165,7 +169,7 @@ def summary(values: Tensor) -> dict[str, float]:
     }
 
 
-def answers(
+def scored_answers(
     piece: Piece, right: Tensor, candidates: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield for each relation the scores (b, H) of each head, (b, O) of each offset, (b,) of an even draw.
@@ -216,7 +220,7 @@ def right_keys(pictures: Tensor, grid: tuple[int, int], centres: Tensor) -> Tens
     """
     height, width = grid
     cell = torch.arange(height * width, device=pictures.device).view(grid)
-    colour_BT = torch.cdist(colours(pictures, grid), centres).argmin(-1)
+    colour_BT = torch.cdist(mean_colours(pictures, grid), centres).argmin(-1)
     same = colour_BT[:, :, None] == colour_BT[:, None, :]
     mirror, opposite = (
         cell.flip(axes).flatten()[:, None] == cell.flatten() for axes in ((1,), (0, 1))
@@ -228,7 +232,7 @@ def right_keys(pictures: Tensor, grid: tuple[int, int], centres: Tensor) -> Tens
     return right & ~itself
 
 
-def colours(pictures: Tensor, grid: tuple[int, int]) -> Tensor:
+def mean_colours(pictures: Tensor, grid: tuple[int, int]) -> Tensor:
     """(B, T, 3) float64 mean colour of each patch."""
     return F.adaptive_avg_pool2d(pictures.double(), grid).flatten(2).transpose(1, 2)
 
@@ -249,7 +253,7 @@ def palette_of(material: Material, images: int, clusters: int) -> Tensor:
             material.data.batches("val", images=images),
         )
         patches = torch.cat(
-            [colours(batch.images[batch.valid], grid).flatten(0, 1).cpu() for batch in batches]
+            [mean_colours(batch.images[batch.valid], grid).flatten(0, 1).cpu() for batch in batches]
         )
         means = (
             KMeans(clusters, n_init=1, random_state=material.seed)
@@ -389,7 +393,7 @@ def collect(
 
 def pair_facts(pictures: Tensor, grid: tuple[int, int]) -> Tensor:
     """(B, T, T, V): 1, colour and contrast of query and key, their products, and how far apart their pixels are."""
-    colour = colours(pictures, grid)
+    colour = mean_colours(pictures, grid)
     squares = F.adaptive_avg_pool2d(pictures.double() ** 2, grid).flatten(2).transpose(1, 2)
     contrast = (squares - colour**2).mean(-1, keepdim=True).clamp(min=0).sqrt()
     facts = torch.cat([colour, contrast], -1)

@@ -32,7 +32,7 @@ from mhprobe.heads import HeadSite
 from mhprobe.lab.papers.panels.relations import (
     RIGHTLY,
     Ways,
-    best,
+    best_answers,
     patch_pixels,
     scored,
     summary,
@@ -67,7 +67,7 @@ def two_views(material: Material, images: int = 500) -> dict[str, Result]:
         chosen, judged = (
             scored("two_views", layout, model, of(), of.right) for of in views.values()
         )
-        return best(layout, chosen, judged)
+        return best_answers(layout, chosen, judged)
 
     head, ways = best_of(material.model)
     other, untrained = best_of(material.untrained())
@@ -111,7 +111,7 @@ class Views:
     def __call__(self) -> Iterator[Batch]:
         for batch in self.walk():
             moved = self.moved_N[batch.index.cpu()]
-            yield batch._replace(images=side_by_side(batch.images, self.rows, moved))
+            yield batch._replace(images=shifted_pairs(batch.images, self.rows, moved))
 
     def true(self, index: Tensor, site: HeadSite) -> Tensor:
         """(b, T) number of the right patch for each patch of these images."""
@@ -119,7 +119,7 @@ class Views:
         return other_view(site.token_grid, moved).to(index.device)
 
     def right(self, batch: Batch, piece: Piece) -> tuple[Tensor, Tensor]:
-        """(b, 1, T, T) bool right keys and (T, T) candidates, for ``relations.answers``."""
+        """(b, 1, T, T) bool right keys and (T, T) candidates, for ``relations.scored_answers``."""
         true_bT = self.true(batch.index[piece.images], piece.site)
         right_b1TT = F.one_hot(true_bT, math.prod(piece.site.token_grid)).bool()[:, None]
         return right_b1TT, other_half(piece.site, true_bT.device)
@@ -153,7 +153,7 @@ def other_half(site: HeadSite, device: torch.device) -> Tensor:
     return second[:, None] != second
 
 
-def side_by_side(pictures: Tensor, rows: int, moved: Tensor) -> Tensor:
+def shifted_pairs(pictures: Tensor, rows: int, moved: Tensor) -> Tensor:
     """(b, 3, height, width) the middle half of each picture twice, the second moved down by ``moved`` (b,) of rows."""
     height, width = pictures.shape[-2:]
     view = pictures[..., width // 4 : width // 4 + width // 2]
