@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.backbones import backbone_of
-from mhprobe.data.draws import evenly
+from mhprobe.data.draws import evenly_spread
 from mhprobe.differences.alike import ENDS as OF_ITSELF
 from mhprobe.differences.compare import likeness
 from mhprobe.differences.errors import Pairs
@@ -63,7 +63,7 @@ def files_along(given: Along, epochs: Sequence[Path]) -> list[Path]:
     at most, evenly. Raises UserError for files that are not there, and for a folder without any.
     """
     if given is None:
-        return [epochs[at] for at in evenly(MOST, len(epochs))]
+        return [epochs[at] for at in evenly_spread(MOST, len(epochs))]
     if not isinstance(given, str | Path | list | tuple) or not given:
         raise UserError(f"diff: along: expected a folder or files, got {quoted(given)}.")
     places = [given] if isinstance(given, str | Path) else list(given)
