@@ -13,6 +13,7 @@ import runs
 from mhprobe.errors import UserError
 from mhprobe.framework.run.needed import NEEDS, TRAINS, refuse_unneeded
 from mhprobe.io.nested import leaves
+from mhprobe.weights.description import RATES
 
 LISTED = ("weights=random", "prune=given", "prune.heads=[1]")
 ORDERED = ("weights=random", "prune=order", "prune.remove=1")
@@ -53,7 +54,14 @@ NOTHING = {  # (command, what the configuration is made of) -> options that do n
         *("gates.frozen=weights", "gates.keep=2", "data.limit_calibration=3"),
         *("backbone.drop_path_rate=.1", "backbone.patch_drop_rate=.1", "gates=learnable"),
         *("trainer.log_every_n_steps=1", "+trainer.max_steps=3", "data.root=conf"),
+        *("+backbone.attn_drop_rate=.1", "+backbone.pos_drop_rate=.1"),
     ),
+    ("maps", ("weights=random", "data=image_folder", "data.source.root=docs")): ("data.root=conf",),
+    ("probe", ("weights=random", "measure=[entropy]", "seed=1")): (
+        *("data.val_fraction=.2", "data.seed=3", "data.calibration_fraction=.1"),
+    ),
+    ("prune", (*LISTED, "seed=1")): ("data.val_fraction=.2", "data.calibration_fraction=.1"),
+    ("prune", (*ORDERED, "seed=1")): ("data.calibration_fraction=.1",),
     ("probe", ("weights=random", "measure=[]")): (
         *("probe.control=random_init", "probe.top_k=3", "probe.target=label"),
         "+data@probe.also_on=scenes",
@@ -127,6 +135,14 @@ SOMETHING = {  # the same options where they have an effect
     ("train", ("gates=learnable",)): ("gates.lr=.5", "gates.threshold=.4", "gates.keep=2"),
     ("train", ("gates=hard_concrete",)): ("gates.lr=.5", "gates.penalty.weight=.5"),
     ("train", ("gates=learnable", "gates.frozen=backbone")): ("optim.lr=.5",),
+    ("probe", ("weights=random", "measure=[rarity]")): (
+        *("data.val_fraction=.2", "data.seed=3", "data.calibration_fraction=.1"),
+    ),
+    ("probe", ("weights=random", "measure=[]", "+question.mine._target_=nobody.knows")): (
+        "data.val_fraction=.2",
+    ),
+    ("prune", (*LISTED, "prune.guarantee.points=5")): ("data.calibration_fraction=.1",),
+    ("prune", (*LISTED, "score=kl")): ("data.val_fraction=.2",),
     ("train", ("data.augment.rand_augment=2",)): ("data.augment.magnitude=3",),
     ("train", ("ckpt_path=last",)): ("resume.allow=[optim]",),
     ("train", ("data=image_folder",)): ("data.root=conf",),
@@ -279,6 +295,7 @@ def test_every_pattern_of_the_table_is_an_option_of_some_command():
         paths = [path for path, _ in leaves(plain, lists=False)]
         keys |= {".".join(path[:end]) for path in paths for end in range(1, len(path) + 1)}
     keys |= {f"trainer.{name}" for name in inspect.signature(L.Trainer).parameters}
+    keys |= {f"backbone.{rate}" for rate in RATES}
     for need in NEEDS:
         assert all(fnmatch.filter(keys, pattern) for pattern in need.options)
     assert {"train"} <= set(TRAINS)

@@ -17,6 +17,8 @@ from hydra.utils import get_object
 from mhprobe.errors import UserError
 from mhprobe.framework.run.schema import Config, comes_with_weights
 from mhprobe.io.nested import leaves
+from mhprobe.measures.base import Measure
+from mhprobe.weights.description import RATES
 
 TRAINS = ("train", "studies.voita")  # commands that always train
 NO_LOOK = (  # parts of an order or method that choose without an image
@@ -158,14 +160,43 @@ def _takes_slopes(part: Mapping[str, Any]) -> bool:
 
 
 def reads_root(cfg: Config) -> bool:
-    """Return True if the data set reads a folder or an archive, or is named by weights that are not there."""
+    """Return True if the data set reads ``data.root``, or is named by weights that are not there."""
     unknown = cfg.weights not in (None, "random") and not Path(str(cfg.weights)).exists()
-    return unknown or any(path[-1] == "root" for path, _ in leaves(cfg.data.get("source")))
+    roots = [of for path, of in leaves(cfg.data.get("source")) if path[-1] == "root"]
+    return unknown or cfg.data.get("root") in roots
+
+
+def splits_beside_test(cfg: Config) -> frozenset[str]:
+    """Return which of the training and the validation images a command may look at."""
+    every = frozenset({"train", "validation"})
+    if cfg.command == "maps":
+        return frozenset()
+    if cfg.command == "studies.causal":
+        return frozenset({"train"})
+    if cfg.command == "probe" and not cfg.question:
+        selects = any(map(_selects, (cfg.measure or {}).values()))
+        return frozenset({"validation"} if selects else ())
+    if cfg.prune is None or trains(cfg) or cfg.score:
+        return every
+    promises = bool(cfg.prune.guarantee and cfg.prune.guarantee.points)
+    chooses = cfg.command == "prunebench" or pruning_looks(cfg)
+    return frozenset(
+        [*(["validation"] if promises else []), *([cfg.prune.select_on] if chooses else [])]
+    )
+
+
+def _selects(part: Mapping[str, Any]) -> bool:
+    """Return False for a measure that looks at no validation images first, as far as its class says it."""
+    try:
+        made = get_object(str(part.get("_target_")))
+        return bool(made.select is not Measure.select)
+    except Exception:  # whoever builds it says so
+        return True
 
 
 def _drops(cfg: Config) -> bool:
     """Return True if a rate is above 0; at 0 the network has no such module, which an export may need."""
-    return bool(cfg.backbone.get("drop_path_rate") or cfg.backbone.get("patch_drop_rate"))
+    return any(cfg.backbone.get(rate) for rate in RATES)
 
 
 def tunes(cfg: Config) -> bool:
@@ -209,7 +240,7 @@ NEEDS = (  # the first that is not met answers
         ("prune.tune_epochs",),
     ),
     Need(
-        ("backbone.drop_path_rate", "backbone.patch_drop_rate"),
+        tuple(f"backbone.{rate}" for rate in RATES),
         lambda cfg: trains(cfg) or cfg.prune is not None or not _drops(cfg),
         "nothing is trained; leave it out",
         (),
@@ -251,6 +282,18 @@ NEEDS = (  # the first that is not met answers
         "this data set reads no folder; leave it out, or choose one that does, such as "
         "data=image_folder",
         ("data",),
+    ),
+    Need(
+        ("data.val_fraction", "data.seed", "data.calibration_fraction"),
+        lambda cfg: bool(splits_beside_test(cfg)),
+        "which images test does not depend on it, and no others are looked at; leave it out",
+        ("measure", "prune", "question"),
+    ),
+    Need(
+        ("data.calibration_fraction",),
+        lambda cfg: "validation" in splits_beside_test(cfg),
+        "they are taken from the validation images, which are not looked at; leave it out",
+        ("measure", "prune"),
     ),
     Need(
         ("optim.teacher_weight", "optim.temperature", "optim.teacher_sees"),
