@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from mhprobe.errors import UserError
+
 # below mhprobe; a name that begins with one of these has the new beginning instead
 MOVED = {
     "questions.beside": "pages.beside",
@@ -31,9 +33,26 @@ MOVED = {
     "headbench": "lab.headbench",
 }
 
+# below mhprobe, by today's name: what does their work now
+GONE = {
+    "lab.papers.panels.before_tuning": "mhprobe diff BEFORE AFTER PHOTOS --measures "
+    "entropy,gate_importance --along CHECKPOINTS (docs/before_after.md)",
+}
+
 
 def current(target: str) -> str:
-    """Return the name of today for a class or function: mhprobe.surgery.learned.LearnedGates has moved."""
+    """Return the name of today for a class or function: mhprobe.surgery.learned.LearnedGates has moved.
+
+    UserError for one that is gone, with the command that does its work.
+    """
+    name = _moved(target)
+    for old, instead in GONE.items():
+        if name.startswith(f"mhprobe.{old}."):
+            raise UserError(f"{target} is gone. Its work is done by {instead}.")
+    return name
+
+
+def _moved(target: str) -> str:
     package, _, place = target.partition(".")
     if package != "mhprobe":
         return target
@@ -44,7 +63,10 @@ def current(target: str) -> str:
 
 
 def renamed(part: Any) -> Any:
-    """Return a copy of plain containers in which every ``_target_`` has its name of today."""
+    """Return a copy of plain containers in which every ``_target_`` has its name of today.
+
+    UserError as of ``current``.
+    """
     if isinstance(part, dict):
         return {
             key: current(value) if key == "_target_" and isinstance(value, str) else renamed(value)

@@ -1,14 +1,15 @@
 """Names of modules that moved are found on disk: every old name leads to something that is there."""
 
-import importlib
+import importlib.util
 import json
 import re
 from pathlib import Path
 
 import pytest
 
+from mhprobe.errors import UserError
 from mhprobe.framework.run.construct import construct
-from mhprobe.io.moved import MOVED, current, renamed
+from mhprobe.io.moved import GONE, MOVED, current, renamed
 
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
 
@@ -31,6 +32,16 @@ def test_what_a_shipped_file_names_is_there(file):
 def test_a_part_of_before_the_wings_is_built_as_before():
     old = {"_target_": "mhprobe.surgery.learned.LearnedGates"}
     assert type(construct(old, "prune.order")).__module__ == "mhprobe.pruning.learned"
+
+
+@pytest.mark.parametrize("place", ["lab.papers", "studies"])
+def test_what_is_gone_is_one_line_with_the_command_that_does_its_work(place):
+    old = {"_target_": f"mhprobe.{place}.panels.before_tuning.before_tuning", "before": "x"}
+    with pytest.raises(UserError, match=r"is gone.* mhprobe diff BEFORE AFTER PHOTOS") as error:
+        construct(old, "question.tuned")
+    assert "\n" not in str(error.value) and "question.tuned" in str(error.value)
+    for module in GONE:
+        assert importlib.util.find_spec(f"mhprobe.{module}") is None
 
 
 def test_names_that_did_not_move_stay():

@@ -498,7 +498,7 @@ def test_the_examples_of_the_docs_are_of_the_command_and_of_the_function(tmp_pat
     texts = [(docs / name).read_text() for name in ("diff.md", "before_after.md")]
     text = texts[0]
     commands = re.findall(r"<!-- command -->\n```bash\n(.*?)```", "".join(texts), re.S)
-    assert len(commands) == 3
+    assert len(commands) == 5
     for line in re.sub(r"<[^>]*>", "given", "".join(commands)).splitlines():
         words = shlex.split(line, comments=True)
         assert words[:2] == ["mhprobe", "diff"] and differing._parsed(words[2:]).photos

@@ -31,7 +31,10 @@ def construct(part: Any, where: str, **extra: Any) -> Any:
 
     where: the part's key, for a UserError. A ``_target_`` may have its name of before the wings.
     """
-    part = renamed(part)
+    try:
+        part = renamed(part)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
     if part is not None:
         refuse_plain(part, where)
         refuse_types(part, where)

@@ -105,7 +105,7 @@ function ends({ called, before, after, sure }) {
 
 function over({ called, heads }) {
   const names = DATA.course.points, mine = DATA.heads[view.head], longest = d3.max(names, (name) => name.length);
-  const slanted = longest * names.length > 45; // else they would overlap
+  const slanted = longest * names.length > 36; // else they would overlap
   const points = heads.flatMap((of, flat) => of.map(([y, low, high], x) => ({ flat, x, y, low, high }))).filter(({ y }) => y != null);
   const at = { x: "x", y: "y", z: "flat" }, chosen = points.filter(({ flat }) => flat === view.head);
   const near = points.filter(({ flat }) => flat !== view.head && DATA.heads[flat].block === mine?.block);

@@ -48,47 +48,6 @@ def history(layout: HeadLayout, steps: Sequence[int], values: Tensor, label: str
 
 
 @captioned(
-    "The heads of one block over the epochs of fine-tuning, a panel per measure; 0 is before. Bars "
-    "are 95 % intervals "
-    "over images. Bars of one head overlap more than they would for its change: the test of a "
-    "change "
-    "is in before_tuning."
-)
-def over_epochs(curves: Mapping[str, Tensor], chance: float) -> Figure:
-    """A panel per measure and a line per head: by label (3, P, H) values and ends.
-
-    chance: of the first measure.
-    """
-    heads = next(iter(curves.values())).shape[2]
-    columns = math.ceil(heads / 8)  # of the legend
-    edges = (0.82, 0.45, 0.15 + 0.9 * columns, 0.15)
-    with style.grid(len(curves), (1.9, 1.4), (0.75, 0.3), edges, per_row=3) as (figure, places):
-        for (axes, _, last), (label, ends) in zip(places, curves.items(), strict=True):
-            for head, of_head in enumerate(ends.unbind(2)):
-                shade, marker = style.colour(head)
-                x = torch.arange(of_head.shape[1]) + 0.3 * (
-                    (head + 0.5) / heads - 0.5
-                )  # side by side
-                look: Any = {
-                    "fmt": marker + ("-" if head < len(COLOURS) else "--"),
-                    "ms": 2.5,
-                    "lw": 0.8,
-                }
-                style.whiskers(axes, x, of_head.tolist(), color=shade, label=f"head {head}", **look)
-            style.whole_ticks(axes.xaxis)
-            axes.set(xlabel="epochs of tuning" if last else "", ylabel=style.wrapped(label, 1.4))
-        style.level(places[0].axes, chance, dashes=":")
-        beside: Any = {
-            "loc": "upper left",
-            "bbox_to_anchor": (1.03, 1),
-            "borderaxespad": 0,
-            "ncols": columns,
-        }
-        places[min(len(places), 3) - 1].axes.legend(**beside)
-    return figure
-
-
-@captioned(
     "Accuracy after removing the lowest heads at once, epoch by epoch; what is left of it above "
     "chance; and how "
     "alike the epochs rank the heads (1 alike, 0 by chance). Where rows stop changing, importance "
