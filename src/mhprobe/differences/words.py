@@ -92,11 +92,26 @@ def _what(found: Found, number: int) -> str:
     """Return the head of a block with the largest own error, or else its part."""
     heads = [flat for flat in _of_block(found.layout, number) if bool(found.verdict.flagged[flat])]
     part = _largest_part(found, number)
+    gone = _gone(found, number, part)
+    if gone:
+        return gone
     if part in ("neurons", "mlp output") or not heads:
         return CALLED[part]
     worst = max(heads, key=lambda flat: _mean(found.measured.own.heads[:, flat]))
     more = f" and {len(heads) - 1} more" if len(heads) > 1 else ""
     return f"head {_numbered(found, worst)}{more}"
+
+
+def _gone(found: Found, number: int, part: str) -> str:
+    """Say that units of a block are gone, if its largest part is of such units; "" if none are."""
+    kinds = {"heads": ("head", found.pairs.heads), "neurons": ("neuron", found.pairs.neurons)}
+    kind, pairs = kinds.get(part, ("", []))
+    here = [pair for pair in pairs if pair.site.block == number]
+    count = sum(len(pair.removed) for pair in here)
+    if not count:
+        return ""
+    every = sum(len(pair.numbers) for pair in here)
+    return f"{count} of its {every} {kind}s {'is' if count == 1 else 'are'} gone"
 
 
 def _worst(found: Found, number: int) -> str:
@@ -216,8 +231,9 @@ def _heads(found: Found) -> Iterator[str]:
     flagged = found.verdict.flagged.nonzero().flatten().tolist()
     compared = int((~found.verdict.p.isnan()).sum())
     if not flagged:
+        left = " that are left" if compared < found.layout.num_heads else ""
         yield (
-            f"None of {compared} heads computes differently, by more than {found.reference} (false "
+            f"None of {compared} heads{left} computes differently, by more than {found.reference} (false "
             f"discovery rate {rounded(RATE)})."
         )
         return

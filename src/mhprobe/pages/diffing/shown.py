@@ -57,7 +57,12 @@ def page(found: Found, result: Diff, a: Torch, b: Side, read: Pictures, batches:
     names = [_side_name(name, number) for number, name in enumerate(found.names)]
     data = {
         "heads": [
-            {"block": row["block"], "number": row["number"], "flagged": row["flagged"]}
+            {
+                "block": row["block"],
+                "number": row["number"],
+                "flagged": row["flagged"],
+                "gone": _plain(row["total"]) is None,
+            }
             for row in heads
         ],
         "columns": [
@@ -97,6 +102,7 @@ def page(found: Found, result: Diff, a: Torch, b: Side, read: Pictures, batches:
             readings=result.readings,
             course=result.course is not None,
             measured=bool(data["measures"]),
+            gone=_removes(found),
         ),
     )
 
@@ -140,13 +146,20 @@ def _course(result: Diff) -> dict[str, Any] | None:
 
 
 def _columns(found: Found, result: Diff, called: Mapping[str, str]) -> list[str]:
-    """Return the columns of heads that the page shows, the one first by which heads are tested."""
-    tested = "own" if found.measured.null == "rounding" else "total"
+    """Return the columns of heads that the page shows, the one first by which heads are tested.
+
+    Of heads that are left by pruning, which all compute as before, what reaches them says more.
+    """
+    tested = "own" if found.measured.null == "rounding" and not _removes(found) else "total"
     there = [name for name in called if name in result.heads.columns and name != tested]
     changes = {name.removesuffix("_change") for name in there if name.endswith("_change")}
     # a change says both of its ends
     ends = {f"{name}_{end}" for name in changes for end in ("before", "after")}
     return [tested, *(name for name in there if name not in ends)]
+
+
+def _removes(found: Found) -> bool:
+    return any(pair.removed for pair in found.pairs.heads)
 
 
 def _moved(column: str, row: Mapping[str, Any]) -> str:

@@ -38,11 +38,11 @@ function tile(head) {
 
 const bytesOf = (text) => Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
 
-function picture(map, called) {
+function picture(map, called, gone) {
   const figure = el("figure", {}, el("div", { class: "over" }), el("figcaption", {}, called));
   const over = figure.firstChild;
   over.style.setProperty("--photo", `url("${DATA.photos[view.photo].picture}")`);
-  if (!map) { over.append(el("p", { class: "note" }, "not to be seen")); return figure; }
+  if (!map) { over.append(el("p", { class: "note" }, gone ? "gone" : "not to be seen")); return figure; }
   const [rows, columns] = map.grid, bytes = bytesOf(map.values);
   const canvas = el("canvas", { width: columns, height: rows, role: "img", "aria-label": called });
   const image = canvas.getContext("2d").createImageData(columns, rows);
@@ -63,10 +63,12 @@ function opened() {
   byId("open").replaceChildren(
     el("h3", {}, `Block ${head.block} head ${head.number}`),
     el("div", { class: "four" },
-      picture(maps.looks?.[0], `looks, ${DATA.names[0]}`), picture(maps.looks?.[1], `looks, ${DATA.names[1]}`),
-      picture(maps.gives?.[0], `gives out, ${DATA.names[0]}`), picture(maps.gives?.[1], `gives out, ${DATA.names[1]}`)),
-    el("p", { class: "note" }, `${DATA.asker} Brighter is more, on one scale for both networks.`),
-    el("dl", {}, ...facts.flatMap(([called, value, one]) => [el("dt", {}, called), el("dd", {}, one.texts[view.head] || written(one, value))])));
+      picture(maps.looks?.[0], `looks, ${DATA.names[0]}`), picture(maps.looks?.[1], `looks, ${DATA.names[1]}`, head.gone),
+      picture(maps.gives?.[0], `gives out, ${DATA.names[0]}`), picture(maps.gives?.[1], `gives out, ${DATA.names[1]}`, head.gone)),
+    el("p", { class: "note" }, `${DATA.asker} Brighter is more, on one scale for both networks.`));
+  byId("facts").replaceChildren(
+    el("h3", {}, `Block ${head.block} head ${head.number} in numbers`),
+    el("dl", {}, ...facts.map(([called, value, one]) => el("div", {}, el("dt", {}, called), el("dd", {}, one.texts[view.head] || written(one, value))))));
 }
 
 function photographs() {
