@@ -28,11 +28,18 @@ def main(arguments: list[str] | None = None) -> int:
 
         limits = tolerances(options.tolerance)
         kinds_of(options.measures)
-        from mhprobe.pages.diffing.opened import exported, opened, pictures
+        from mhprobe.pages.diffing.opened import (
+            exported,
+            opened,
+            pictures,
+            refuse_unlike_pair,
+        )
         from mhprobe.pages.diffing.page import diff
 
         warnings.filterwarnings("ignore", category=UserWarning, module="timm|torch")
         first, second = _sides(options, opened, exported)
+        if not exported(second):
+            refuse_unlike_pair(first, second)  # before the photographs are blamed
         read = pictures(
             options.photos,
             None,

@@ -23,8 +23,9 @@ import real_heads
 from mhprobe import differing
 from mhprobe.differences.compare import FACTOR, RATE
 from mhprobe.differences.passes import run, units_of
+from mhprobe.differences.sides import Torch
 from mhprobe.pages.diffing.changes import FOLDS, LEAST
-from mhprobe.pages.diffing.opened import Pictures
+from mhprobe.pages.diffing.opened import Pictures, guessed_null
 from mhprobe.report.ledger import Ledger
 from mhprobe.stats.intervals import p_of_interval
 from mhprobe.stats.significance import holm, t_interval
@@ -186,6 +187,13 @@ def test_pruned_networks_are_compared_by_the_heads_that_are_left():
     rows = {row["block"]: row for row in found.blocks.dicts()}
     assert rows[0]["heads"] > 1e-3 and rows[0]["projection"] < 1e-5
     assert "2 heads of 2 blocks are gone" in str(found)
+    assert found.sentences[0].startswith(
+        "Block 0 is the first that computes differently: 1 of its 3 heads is gone, own error "
+    )
+    assert "None of 4 heads that are left computes differently" in str(found)
+    data = data_of(found)
+    assert data["columns"][0]["name"] == "total"  # own errors are all 0
+    assert [head["gone"] for head in data["heads"]] == [False, True, False, True, False, False]
     with pytest.raises(mhprobe.UserError, match=r"has heads of blocks\.0\.attn that"):
         compared(after, before)
 
@@ -595,6 +603,44 @@ def test_images_of_other_channels_than_the_networks_take_are_one_line():
     pixels = torch.zeros(IMAGES, 4, 32, 32, dtype=torch.uint8)
     with pytest.raises(mhprobe.UserError, match=r"expected .* a tensor \(N, 3, height, width\)"):
         mhprobe.diff(tiny_vit(), tiny_vit(), pixels, show_progress=False)
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_networks_of_other_channels_are_said_not_to_fit_whatever_the_images_are(channels):
+    def made(count):
+        return timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, in_chans=count)
+
+    pixels = torch.zeros(IMAGES, 3, 32, 32, dtype=torch.uint8)  # which neither takes
+    said = (
+        rf"the first, .*, takes images of {channels} channels?, the second, .*, of {5 - channels}\."
+    )
+    with pytest.raises(mhprobe.UserError, match=said) as error:
+        mhprobe.diff(made(channels), made(5 - channels), pixels, show_progress=False)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_two_seeds_are_no_copies_though_norms_and_biases_are_alike(name):
+    """Negative control: a copy whose matrices are all rounded to eight bits, as fake quantising does."""
+    torch.manual_seed(0)
+    first, second = (Torch(tiny_deit() if name == "deit" else TWINS[name]()) for _ in range(2))
+    for seed, side in enumerate((first, second)):
+        torch.manual_seed(seed)
+        for parameter in side.model.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter.data)
+    assert guessed_null(first, second)[0] == "images"
+    rounded = copy.deepcopy(first.model)
+    for parameter in rounded.parameters():
+        parameter.data = parameter.data if parameter.dim() < 2 else parameter.data.round(decimals=1)
+    trained = copy.deepcopy(first.model)  # the vectors of a trained network are not one number
+    for one in (trained, rounded):
+        torch.manual_seed(2)
+        for parameter in one.parameters():
+            if parameter.dim() < 2:
+                nn.init.normal_(parameter.data)
+    assert guessed_null(Torch(trained), Torch(rounded))[0] == "rounding"
+    assert guessed_null(first, Torch(copy.deepcopy(first.model)))[0] == "rounding"
 
 
 @pytest.fixture(scope="module")

@@ -17,12 +17,12 @@ from mhprobe.data.draws import evenly_spread
 from mhprobe.differences.alike import ENDS as OF_ITSELF
 from mhprobe.differences.compare import likeness
 from mhprobe.differences.errors import Pairs
-from mhprobe.differences.sides import Torch, paired, refuse_other_blocks, refuse_unlike
+from mhprobe.differences.sides import Torch, paired, refuse_unlike
 from mhprobe.errors import UserError, quoted
 from mhprobe.heads import HeadLayout
 from mhprobe.io.progress import progress
 from mhprobe.pages.diffing.changes import Folds, Values, taken_of
-from mhprobe.pages.diffing.opened import Opened, kept_epochs, opened, refuse_other_images, same_ends
+from mhprobe.pages.diffing.opened import Opened, kept_epochs, opened, refuse_unlike_pair, same_ends
 from mhprobe.report.tables import Table
 from mhprobe.weights.foreign import load_foreign
 
@@ -105,8 +105,7 @@ def _checkpoint(file: Path, a: Opened, b: Opened) -> Torch:
         model = copy.deepcopy(b.side.model)
         load_foreign(backbone_of(model), file, "diff: along")
         found = b._replace(side=Torch(model, file.stem))
-    refuse_other_blocks(a.side, found.side)
-    refuse_other_images(a, found)
+    refuse_unlike_pair(a, found)
     side = same_ends(a, found)[1].side
     refuse_unlike(a.side, side)
     assert isinstance(side, Torch)

@@ -19,7 +19,7 @@ from mhprobe.data.images import Notes, OfSet, by_number, class_list, orders_apar
 from mhprobe.data.photos import listed, of_channels, suited
 from mhprobe.differences.compare import LEAST, Batch, Batches, Null
 from mhprobe.differences.exported import Onnx
-from mhprobe.differences.sides import Side, Torch
+from mhprobe.differences.sides import Side, Torch, refuse_other_blocks
 from mhprobe.errors import UserError, quoted, short
 from mhprobe.io.readings import Reading
 from mhprobe.io.written import counted
@@ -122,8 +122,9 @@ def refuse_other_images(a: Opened, b: Opened) -> None:
     channels = [len(one.spec["mean"]) for one in (a, b)]
     if channels[0] != channels[1]:
         raise UserError(
-            f"diff: {a.side.name} takes images of {counted(channels[0], 'channel')} and "
-            f"{b.side.name} of {channels[1]}. Give two networks of the same images."
+            f"diff: the two do not fit: the first, {a.side.name}, takes images of "
+            f"{counted(channels[0], 'channel')}, the second, {b.side.name}, of {channels[1]}. Give "
+            "two networks of the same images."
         )
     if tuple(a.spec["size"]) != tuple(b.spec["size"]):
         sizes = [" x ".join(map(str, one.spec["size"])) for one in (a, b)]
@@ -152,11 +153,18 @@ def _features(of: Opened) -> Opened:
     return of._replace(side=Torch(backbone, of.side.name), notes=(*of.notes, said))
 
 
+def refuse_unlike_pair(a: Opened, b: Opened) -> None:
+    """Raise UserError for two networks of other blocks, or of other images."""
+    refuse_other_blocks(a.side, b.side)
+    refuse_other_images(a, b)
+
+
 def guessed_null(a: Side, b: Side) -> tuple[Null, str]:
     """Choose what nothing looks like, and say why in a sentence.
 
     Rounding for a copy: another precision, a quantised or a pruned one, or equal weights in half
-    of the tensors or more.
+    of the parameters or more. A parameter that is one number throughout, as fresh norms and biases
+    are, is alike in networks that have nothing in common, and does not count.
     """
     if not (isinstance(a, Torch) and isinstance(b, Torch)):
         return "rounding", f"{b.name} is an export of {a.name}: the null is rounding."
@@ -164,24 +172,27 @@ def guessed_null(a: Side, b: Side) -> tuple[Null, str]:
         return "rounding", f"{b.name} is pruned: its other units are held against rounding."
     if a.dtype != b.dtype:
         return "rounding", "The two have other precisions: the null is rounding."
-    ours, theirs = a.backbone.state_dict(), b.backbone.state_dict()
-    if ours.keys() != theirs.keys():
+    if a.backbone.state_dict().keys() != b.backbone.state_dict().keys():
         return "rounding", "The two hold other tensors, as after quantising: the null is rounding."
-    named = [key for key, value in ours.items() if isinstance(value, Tensor) and value.numel() > 1]
-    same = sum(
-        ours[key].shape == theirs[key].shape and torch.equal(ours[key], theirs[key])
-        for key in named
-    )
-    if 2 * same >= len(named):
+    theirs = dict(b.backbone.named_parameters())
+    both = [(mine, theirs[key]) for key, mine in a.backbone.named_parameters() if key in theirs]
+    telling = [pair for pair in both if not all(map(_one_number, pair))]
+    same = sum(mine.shape == other.shape and torch.equal(mine, other) for mine, other in telling)
+    if 2 * same >= len(telling):
         return (
             "rounding",
-            f"{same} of {len(named)} tensors are equal, so one is taken for a copy: the null is rounding.",
+            f"{same} of {len(telling)} parameters are equal, so one is taken for a copy: the null is "
+            "rounding.",
         )
     return (
         "images",
-        f"{len(named) - same} of {len(named)} tensors differ, so they are taken for two trainings: "
-        "the null is another photograph.",
+        f"{len(telling) - same} of {len(telling)} parameters differ, so they are taken for two "
+        "trainings: the null is another photograph.",
     )
+
+
+def _one_number(values: Tensor) -> bool:
+    return values.numel() == 0 or bool((values == values.flatten()[0]).all())
 
 
 class Pictures(NamedTuple):

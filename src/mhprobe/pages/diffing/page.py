@@ -27,7 +27,7 @@ from mhprobe.differences.result import (
     refuse_untold,
     tolerances,
 )
-from mhprobe.differences.sides import Side, Torch, paired, refuse_other_blocks, refuse_unlike
+from mhprobe.differences.sides import Side, Torch, paired, refuse_unlike
 from mhprobe.differences.words import REFERENCE, Found, sentences
 from mhprobe.errors import UserError, one_of, quoted, whole_number
 from mhprobe.io.progress import progress
@@ -57,7 +57,7 @@ from mhprobe.pages.diffing.opened import (
     guessed_null,
     opened,
     pictures,
-    refuse_other_images,
+    refuse_unlike_pair,
     same_ends,
 )
 from mhprobe.pages.diffing.shown import page
@@ -128,20 +128,20 @@ def diff(  # noqa: PLR0913 -- a notebook's door: each argument is a keyword of i
     kinds_of(measures)  # refused before anything is opened
     asked = Asked(mean, std)
     _refuse_normalised(images, asked)
-    first = a if isinstance(a, Opened) else opened(a, asked=asked)
-    size, channels = first.spec["size"], len(first.spec["mean"])
-    read = (
-        images
-        if isinstance(images, Pictures)
-        else pictures(images, labels, size, limit, levels=levels, channels=channels)
-    )
     with taking(output):
-        if exported(b):
-            second = export(str(b), first, read.batches(first.spec, first.spec))
-        else:
-            second = b if isinstance(b, Opened) else opened(b, asked=asked)
-        refuse_other_blocks(first.side, second.side)
-        refuse_other_images(first, second)
+        first = a if isinstance(a, Opened) else opened(a, asked=asked)
+        other = None if exported(b) else b if isinstance(b, Opened) else opened(b, asked=asked)
+        if other is not None:
+            refuse_unlike_pair(first, other)  # before the images are blamed
+        size, channels = first.spec["size"], len(first.spec["mean"])
+        read = (
+            images
+            if isinstance(images, Pictures)
+            else pictures(images, labels, size, limit, levels=levels, channels=channels)
+        )
+        second = other or export(str(b), first, read.batches(first.spec, first.spec))
+        if other is None:
+            refuse_unlike_pair(first, second)
         first, second = same_ends(first, second)
         return compared(first, second, read, task)
 
