@@ -6,6 +6,7 @@ others are bugs.
 
 import argparse
 import contextlib
+import inspect
 import itertools
 import os
 import re
@@ -25,6 +26,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
+from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -32,6 +34,7 @@ from mhprobe.errors import UserError, causes, nearest, short
 from mhprobe.framework.run import composing, jobs, sections
 from mhprobe.framework.run.sections import CONF, options_of_group
 from mhprobe.io.files import reason
+from mhprobe.io.nested import leaves
 from mhprobe.io.stopping import Stopped, listen, outlive_readers, stop
 
 
@@ -314,23 +317,60 @@ def _unknown_key(command: str, text: str) -> str:
     experiment = [word for word in typed if "," not in word]
     chosen = experiment + [word for word in sys.argv[1:] if _chooses(word)]
     cfg = composing.composed(command, chosen, hydra=key.startswith("hydra."))
-    having = _options_with(command, chosen, key)
     parent, _, leaf = key.rpartition(".")
     while parent and not isinstance(OmegaConf.select(cfg, parent), DictConfig):
         parent, _, leaf = parent.rpartition(".")
     node = OmegaConf.select(cfg, parent) if parent else cfg
     keys = [str(name) for name in node]
-    line = f"unknown key {key!r}: "
-    if having:
-        line += f"{' and '.join(having)} {'has' if len(having) == 1 else 'have'} it. "
+    line = f"unknown key {key!r}: {_where_it_is(command, chosen, key)}"
     settings = ", ".join(name for name in keys if name != "_target_") or "no settings"
-    line += f"{nearest(leaf, keys)}{parent or f'mhprobe.{command}'} has {settings}."
-    if "_target_" not in keys and parent != "trainer":
+    deeper = _below(node, leaf)
+    meant = f"did you mean {parent}.{deeper}? " if parent and deeper else nearest(leaf, keys)
+    line += f"{meant}{parent or f'mhprobe.{command}'} has {settings}."
+    if leaf != key.rpartition(".")[2] or not _takes(node, parent, leaf):
         return line
     if typed != experiment:
         # the experiments may have the key; Hydra asks for it before it reads them
         return f"{line} In a sweep over experiments write ++{key}=..."
     return f"{line} Use +{key}=... to add a key that the target takes."
+
+
+def _below(node: Any, leaf: str) -> str:
+    """Return the place of an option of that name inside a part of a configuration; "" if there is none."""
+    plain = OmegaConf.to_container(node, resolve=False)
+    inner = (path for path, _ in leaves(plain) if path[-1] == leaf and len(path) > 1)
+    return ".".join(next(inner, ()))
+
+
+def _where_it_is(command: str, chosen: Sequence[str], key: str) -> str:
+    """Return a sentence on the options of groups that have a key, or have it further inside; "" if none has."""
+    having = _options_with(command, chosen, key)
+    sentences = []
+    for place in dict.fromkeys(having.values()):
+        choices = [choice for choice, other in having.items() if other == place]
+        has = "has" if len(choices) == 1 else "have"
+        sentences.append(f"{' and '.join(choices)} {has} {'it' if place == key else place}. ")
+    return "".join(sentences)
+
+
+def _takes(node: Any, parent: str, leaf: str) -> bool:
+    """Return True if the target of a part takes an option, by its signature."""
+    target = "lightning.Trainer" if parent == "trainer" else str(node.get("_target_", ""))
+    try:
+        made = get_object(target)
+        if parent == "backbone":
+            from timm import create_model
+            from torch import device
+
+            from mhprobe.weights.description import Backbone
+
+            with device("meta"):
+                network = type(create_model(node["name"]))
+            return leaf in {*inspect.signature(network).parameters, *Backbone.model_fields}
+        bases = [of for of in getattr(made, "__mro__", (made,)) if of is not object]
+        return any(leaf in inspect.signature(of).parameters for of in bases)
+    except Exception:  # no such target, or network: whoever builds it says so
+        return False
 
 
 def _chooses(word: str) -> bool:
@@ -339,19 +379,21 @@ def _chooses(word: str) -> bool:
     return "," not in option and group != "experiment" and option in options_of_group(group)
 
 
-def _options_with(command: str, chosen: Sequence[str], key: str) -> list[str]:
-    """Return the options of a key's groups that have the key: prune=order for prune.remove.
+def _options_with(command: str, chosen: Sequence[str], key: str) -> dict[str, str]:
+    """Return the options of a key's groups that have it, prune=order for prune.remove, and where.
 
     chosen: words of the command line that take an option; those of other groups stay.
     """
     parent, _, leaf = key.rpartition(".")
-    having = []
+    having = {}
     for group in itertools.accumulate(parent.split(".") if parent else [], "{}/{}".format):
         others = [word for word in chosen if word.lstrip("+").partition("=")[0] != group]
         for choice in (f"{group}={option}" for option in options_of_group(group)):
             # no group of this command
             with contextlib.suppress(HydraException, OmegaConfBaseException):
                 part = OmegaConf.select(composing.composed(command, [*others, choice]), parent)
-                if OmegaConf.is_dict(part) and leaf in part:
-                    having.append(choice)
+                if not isinstance(part, DictConfig):
+                    continue
+                if place := leaf if leaf in part else _below(part, leaf):
+                    having[choice] = f"{parent}.{place}"
     return having
