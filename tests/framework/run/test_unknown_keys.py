@@ -8,7 +8,8 @@ import pytest
 from hydra.errors import ConfigCompositionException
 
 import runs
-from mhprobe.framework.run import cli
+from mhprobe.errors import UserError
+from mhprobe.framework.run import cli, composing
 
 TAKEN = [  # the words before, the key; by the signatures of ImageData, Lightning's Trainer, timm's classes
     ("train", (), "trainer.max_steps"),
@@ -56,3 +57,10 @@ def test_the_answer_says_which_option_of_the_group_has_the_key_and_where(monkeyp
     assert "did you mean data.source.stored_size?" in said
     said = answered(monkeypatch, "train", ("data=digits",), "data.source.severity")
     assert "data=cifar10_corrupted has it. " in said
+
+
+@pytest.mark.parametrize("word", ["+=[x]", "++=3", "~"])
+def test_a_word_without_a_key_is_refused(word):
+    """Found by random words: an assertion of Hydra's."""
+    with pytest.raises(UserError, match="has no key"):
+        composing.prepared("train", [word])

@@ -111,6 +111,8 @@ def _refuse_foreign(command: str, word: str) -> None:
     if word.endswith("="):
         # a variable of a shell that is not set: out= would be the root of all files
         raise UserError(f"{word}: has no value. Give one, or leave it out.")
+    if not key_of(word):  # which Hydra's parser takes, and its composing does not
+        raise UserError(f"{word}: has no key. Give one, as in optim.lr=0.1, or leave it out.")
     names = sections(command)
     package = word.partition("=")[0].partition("@")[2].split(".")[0]  # where a group's choice goes
     section = key_of(word).split(".")[0]
