@@ -408,14 +408,21 @@ class Outputs(NamedTuple):
 
 def outputs(found: Measured, classes: bool) -> Outputs:
     """Compare the ends of two networks. classes: whether they are logits."""
-    error = float(found.rest.logits.mean())
+    return outputs_of(found.ours, found.theirs, found.rest.logits, found.labels, classes)
+
+
+def outputs_of(
+    ours: Tensor, theirs: Tensor, errors: Tensor, labels: Tensor | None, classes: bool
+) -> Outputs:
+    """Compare (N, classes) logits, or features, of two networks. errors: (N,) relative."""
+    error = float(errors.mean())
     if not classes:
         return Outputs(error, None)
-    ours, theirs = found.ours.argmax(1), found.theirs.argmax(1)
-    agreement = float((ours == theirs).double().mean())
-    if found.labels is None:
+    guesses = [ends.argmax(1) for ends in (ours, theirs)]
+    agreement = float((guesses[0] == guesses[1]).double().mean())
+    if labels is None:
         return Outputs(error, agreement)
-    right = [guess == found.labels for guess in (ours, theirs)]
+    right = [guess == labels for guess in guesses]
     before, after = (float(of.double().mean()) for of in right)
     return Outputs(error, agreement, before, after, paired(*right))
 

@@ -26,6 +26,7 @@ from mhprobe.heads import HeadSite, Stream
 
 _KINDS = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
 FED = "mhprobe_fed_"
+ADVICE = "Give an export of this network, at its image size."
 HIDING = (
     ("QLinear", "gives integers and no attention: quantise in the QDQ form, not as QOperator."),
     ("Skip", "hides the residual stream: give the export before its norms were fused."),
@@ -34,6 +35,8 @@ HIDING = (
 
 class Onnx:
     """An ONNX file whose blocks are those of a PyTorch network.
+
+    hidden: why it shows no blocks, so that only ``logits`` can be compared; "" where it does.
 
     file: .onnx. a: the network that it was exported from. image: (1, 3, height, width), normalised,
     by which the two are held against each other.
@@ -56,10 +59,22 @@ class Onnx:
         self.dtype = _precision(proto)
         self.sites = [site for site in a.layout.sites if site.kind == "head"]
         self.mlps = [site for site in a.layout.sites if site.kind == "neuron"]
-        places = graph.places()
         self.outputs = [value.name for value in proto.graph.output]
+        self.hidden = ""
         reference = a.run(image)
-        self.places, self.natural = self._found(proto, places, reference, image)
+        try:
+            self.places, self.natural = self._found(proto, graph.places(), reference, image)
+        except UserError as error:
+            self.hidden = _advice(proto)
+            if self.hidden == ADVICE:
+                raise
+            self.natural = _session(self.name, proto, [])
+            self._values(self.natural, image)
+            self.output_name = self._logits(image, reference)
+            self.notes.append(
+                f"Blocks and heads are not compared: {str(error).removeprefix('diff: ')}"
+            )
+            return
         self.tokens_first: set[str] = self._turned(a, image)
         self.fed = self._cut(proto)
         self.output_name = self._logits(image, reference)
@@ -74,17 +89,23 @@ class Onnx:
             parts.append(self._run(images[here], given))
         return parts[0] if len(parts) == 1 else joined(parts)
 
+    def logits(self, images: Tensor) -> Tensor:
+        """(B, classes) of as many images at a time as it takes."""
+        parts = []
+        for part in images.split(self.most or len(images)):
+            self._refuse_few(len(part))
+            found = self._values(self.natural, part)[self.output_name]
+            value = torch.from_numpy(found).float()
+            parts.append(value.mean(1) if value.dim() == 3 else value)
+        return torch.cat(parts)
+
     def output(self, site: HeadSite) -> Tensor | None:
         """None: a graph does not say which weights are W_O, and A's stand for them."""
         return None
 
     def _run(self, images: Tensor, fed: Pass | None) -> Pass:
         count = len(images)
-        if self.most and count < self.most:
-            raise UserError(
-                f"diff: {self.name} takes exactly {self.most} images at a time, got {count}. Give a "
-                f"multiple of {self.most} photographs (--limit), or export it with a free batch size."
-            )
+        self._refuse_few(count)
         feeds = {self.input: images.cpu().numpy().astype(_KINDS[self.kind])}
         session = self.natural if fed is None else self.fed
         names = [output.name for output in session.get_outputs()]
@@ -94,6 +115,13 @@ class Onnx:
             values = dict(zip(names, session.run(names, feeds), strict=True))
         found = {name: torch.from_numpy(value) for name, value in values.items() if value.ndim}
         return self._pass(found, count, fed)
+
+    def _refuse_few(self, count: int) -> None:
+        if self.most and count < self.most:
+            raise UserError(
+                f"diff: {self.name} takes exactly {self.most} images at a time, got {count}. Give a "
+                f"multiple of {self.most} photographs (--limit), or export it with a free batch size."
+            )
 
     def _streams(self, fed: Pass) -> dict[str, Any]:
         """Return the inputs of the cut graph, from another network's streams."""
@@ -203,7 +231,7 @@ class Onnx:
             raise UserError(f"diff: {self.name}: expected an input of floats, got {self.kind}.")
         every = [one.name for one in session.get_outputs()]
         feeds = {self.input: image.cpu().numpy().astype(_KINDS[self.kind])}
-        if self.most:
+        if self.most and len(image) == 1:
             feeds[self.input] = np.repeat(feeds[self.input], self.most, 0)
         with refusing(lambda error: f"diff: {self.name} does not run: {first_line(error)[:200]}."):
             return dict(zip(every, session.run(every, feeds), strict=True))
@@ -301,7 +329,7 @@ def _advice(proto: Any) -> str:
         there = sorted(kind for kind in kinds if kind.startswith(hidden))
         if there:
             return f"Its {there[0]} {advice}"
-    return "Give an export of this network, at its image size."
+    return ADVICE
 
 
 def _read(file: Path) -> Any:

@@ -122,8 +122,8 @@ class Diff(NamedTuple):
         course = {} if self.course is None else {"diff_course": Result(table=self.course)}
         return {
             "diff": Result(metrics=self.metrics, about=" ".join(self.sentences)),
-            "diff_heads": heads,
-            "diff_blocks": blocks,
+            **({"diff_heads": heads} if self.heads.rows else {}),
+            **({"diff_blocks": blocks} if self.blocks.rows else {}),
             **({"diff_neurons": neurons} if self.neurons.rows else {}),
             **course,
         }
@@ -237,6 +237,14 @@ def numbers(measured: Measured, verdict: Verdict, outputs: Outputs) -> dict[str,
         "diff/own_error_of_embedding": float(measured.own.arriving[:, 0].mean()),
         "diff/largest_own_error_of_a_block": float(measured.own.blocks.mean(0).max()),
         "diff/largest_own_error_of_a_head": float(measured.own.heads.mean(0).nan_to_num(0).max()),
+        **numbers_of_ends(outputs),
+    }
+    return {key: value for key, value in found.items() if value is not None or "first" in key}
+
+
+def numbers_of_ends(outputs: Outputs) -> dict[str, Any]:
+    """Return the numbers of the ends of two networks."""
+    found: dict[str, Any] = {
         "diff/error_of_logits": outputs.error,
         "diff/agreement": outputs.agreement,
         "diff/accuracy_before": outputs.before,
@@ -244,7 +252,7 @@ def numbers(measured: Measured, verdict: Verdict, outputs: Outputs) -> dict[str,
     }
     if outputs.paired is not None:
         found |= {f"diff/accuracy_{key}": value for key, value in outputs.paired._asdict().items()}
-    return {key: value for key, value in found.items() if value is not None or "first" in key}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def tolerances(given: Any) -> dict[str, float]:
@@ -319,6 +327,12 @@ def outside(found: Found, limits: Mapping[str, float]) -> list[str]:
                 f"{len(beyond)} of {int(there.sum())} {name}s have an own error above {limit:g}, "
                 f"{called} most ({float(values[worst]):.3g})."
             )
+    return lines + outside_ends(outputs, held)
+
+
+def outside_ends(outputs: Outputs, held: Mapping[str, float | None]) -> list[str]:
+    """Return what leaves its tolerance at the end of the networks, in words."""
+    lines = []
     ends = (
         ("logits", outputs.error, "the error of the logits"),
         ("agreement", _lost(1.0, outputs.agreement), "the share of images of another class"),

@@ -55,7 +55,13 @@ def share(value: float) -> str:
 
 def sentences(found: Found) -> list[str]:
     """Return the sentences, the most telling first."""
-    lines = [_where(found), *_explains(found), _end(found), *_heads(found), *_same(found)]
+    lines = [
+        _where(found),
+        *_explains(found),
+        end(found.outputs, len(found.measured.ours)),
+        *_heads(found),
+        *_same(found),
+    ]
     return [*lines, *_removed(found)]
 
 
@@ -195,21 +201,20 @@ def _explains(found: Found) -> Iterator[str]:
         name = max(single, key=lambda one: single[one].error)
         if whole.error > 1.1 * found.outputs.error:
             yield (
-                f"Block {number} alone would move the {_ends(found)} by {share(whole.error)}, more than "
+                f"Block {number} alone would move the {_ends(found.outputs)} by {share(whole.error)}, more than "
                 f"all differences together ({share(found.outputs.error)}): other blocks make up for it."
             )
             continue
         yield (
-            f"Block {number} alone moves the {_ends(found)} by {share(whole.error)}, of "
+            f"Block {number} alone moves the {_ends(found.outputs)} by {share(whole.error)}, of "
             f"{share(found.outputs.error)} in all; {CALLED[name]} alone by {share(single[name].error)}."
         )
 
 
-def _end(found: Found) -> str:
-    outputs = found.outputs
-    text = f"At the end the {_ends(found)} differ by {share(outputs.error)}"
+def end(outputs: Outputs, count: int) -> str:
+    """Say how the ends of two networks differ. count: of images."""
+    text = f"At the end the {_ends(outputs)} differ by {share(outputs.error)}"
     if outputs.agreement is not None:
-        count = len(found.measured.ours)
         text += f", and {round(outputs.agreement * count)} of {count} images get the same class"
     if outputs.paired is not None and outputs.before is not None and outputs.after is not None:
         of = outputs.paired
@@ -221,8 +226,8 @@ def _end(found: Found) -> str:
     return f"{text}."
 
 
-def _ends(found: Found) -> str:
-    return "features" if found.outputs.agreement is None else "logits"
+def _ends(outputs: Outputs) -> str:
+    return "features" if outputs.agreement is None else "logits"
 
 
 def _heads(found: Found) -> Iterator[str]:

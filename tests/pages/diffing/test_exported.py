@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
@@ -245,15 +246,35 @@ def test_the_null_of_trainings_is_refused_for_an_export(pair, null):
     assert "rounding" not in " ".join(compared(model, file, null="rounding").notes)
 
 
-def test_operators_that_hide_blocks_are_named(pair, tmp_path):
+def test_of_a_file_that_hides_its_blocks_the_ends_are_compared_and_the_operator_is_named(
+    pair, tmp_path
+):
     model, file = pair
 
     proto = onnx.load(str(file))
     proto.graph.node[3].op_type = "SkipLayerNormalization"
     assert "Its SkipLayerNormalization hides the residual stream" in exporting._advice(proto)
     whole = quantised(file, tmp_path / "whole.onnx", model, static=True, whole=True)
-    with pytest.raises(mhprobe.UserError, match="in the QDQ form, not as QOperator"):
-        compared(model, whole)
+    images, labels = images_for(model, IMAGES), torch.arange(IMAGES) % 5
+    found = mhprobe.diff(model, whole, images, labels, tolerance=1e-5, show_progress=False)
+    said = str(found)
+    assert "Blocks and heads are not compared" in said and "in the QDQ form" in said
+    session = onnxruntime.InferenceSession(str(whole), providers=["CPUExecutionProvider"])
+    theirs = torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+    ours = model(images).detach()
+    error = ((theirs - ours).norm(dim=1) / ours.norm(dim=1)).mean()
+    assert found.metrics["diff/error_of_logits"] == pytest.approx(float(error), rel=1e-5)
+    right = [(one.argmax(1) == labels).double().mean() for one in (ours, theirs)]
+    assert found.metrics["diff/accuracy_after"] == pytest.approx(float(right[1]))
+    assert found.metrics["diff/accuracy_before"] == pytest.approx(float(right[0]))
+    written = found.save(tmp_path / "out")
+    assert written.name == "diff.json" and not (tmp_path / "out" / "tables").exists()
+    assert compared(model, whole, tolerance={"logits": 1e-6}).outside
+    for limit in ("head", "block"):
+        with pytest.raises(mhprobe.UserError, match=f"tolerance: {limit}: Blocks and heads are n"):
+            compared(model, whole, tolerance={limit: 0.1})
+    with pytest.raises(mhprobe.UserError, match="is an export"):
+        compared(model, whole, measures=["entropy"])
 
 
 def test_half_precision_is_held_against_a_right_cast(pair, tmp_path):

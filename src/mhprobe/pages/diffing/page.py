@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from mhprobe.differences.compare import (
@@ -15,20 +16,24 @@ from mhprobe.differences.compare import (
     likeness,
     measured,
     outputs,
+    outputs_of,
 )
-from mhprobe.differences.errors import Pairs
+from mhprobe.differences.errors import Pairs, relative
+from mhprobe.differences.exported import Onnx
 from mhprobe.differences.result import (
     Diff,
     block_table,
     head_table,
     neuron_table,
     numbers,
+    numbers_of_ends,
     outside,
+    outside_ends,
     refuse_untold,
     tolerances,
 )
 from mhprobe.differences.sides import Side, Torch, paired, refuse_unlike
-from mhprobe.differences.words import REFERENCE, Found, sentences
+from mhprobe.differences.words import REFERENCE, Found, end, sentences
 from mhprobe.errors import UserError, one_of, quoted, whole_number
 from mhprobe.io.progress import progress
 from mhprobe.io.written import counted
@@ -61,10 +66,11 @@ from mhprobe.pages.diffing.opened import (
     same_ends,
 )
 from mhprobe.pages.diffing.shown import page
+from mhprobe.pages.diffing.worth import SIZE, importance, refuse_no_ablation
 from mhprobe.pages.diffing.worth import ablation as ablated
-from mhprobe.pages.diffing.worth import importance, refuse_no_ablation
 from mhprobe.pages.looking.network import Asked
 from mhprobe.recording.outputs import Output, taking
+from mhprobe.report.tables import Table
 from mhprobe.weights.normalisation import Numbers
 
 
@@ -143,6 +149,8 @@ def diff(  # noqa: PLR0913 -- a notebook's door: each argument is a keyword of i
         if other is None:
             refuse_unlike_pair(first, second)
         first, second = same_ends(first, second)
+        if isinstance(second.side, Onnx) and second.side.hidden:
+            return ends_alone(first, second.side, read, task)
         return compared(first, second, read, task)
 
 
@@ -287,6 +295,43 @@ def compared(a: Opened, b: Opened, read: Pictures, task: Task) -> Diff:
     )
     shown = functools.partial(page, about, result, ours, theirs, read, batches)
     return result._replace(page=shown)
+
+
+def ends_alone(a: Opened, b: Onnx, read: Pictures, task: Task) -> Diff:
+    """Compare the logits of an export that hides its blocks. UserError for a tolerance of what is hidden, too."""
+    ours, classes, limits = _torch(a), classes_of(a.side), task.limits
+    refuse_untold(limits, read.labels is not None, classes)
+    _refuse_other_classes(a, read)
+    refuse_no_ablation(task.ablation, b, classes)
+    for option in [
+        name for name, asked in (("measures", task.names), ("along", task.along)) if asked
+    ]:
+        _measurable(b, option)
+    for name in ("head", "block"):
+        if name in limits:
+            raise UserError(f"diff: tolerance: {name}: {b.notes[-1]}")
+    batches = read.batches(a.spec, a.spec)
+    ends: list[tuple[Tensor, Tensor]] = []
+    with progress("comparing", len(read.pixels), "images", task.show) as done:
+        for batch in batches(max(SIZE, b.most or 0)):
+            ends.append((ours.logits(batch.ours).float(), b.logits(batch.theirs)))
+            done(len(batch.ours))
+    before, after = (torch.cat(side) for side in zip(*ends, strict=True))
+    errors = relative(after[:, None], before[:, None])
+    found = outputs_of(before, after, errors, read.labels, classes)
+    held = {"accuracy": limits.get("all"), **limits}
+    empty = Table([], [])
+    return Diff(
+        sentences=[end(found, len(before)), b.notes[-1]],
+        heads=empty,
+        blocks=empty,
+        neurons=empty,
+        metrics={"diff/images": len(before), **numbers_of_ends(found)},
+        outside=outside_ends(found, held),
+        notes=[*ours.notes, *a.notes, *read.notes],
+        images=len(before),
+        readings=[(ours.name, a.readings)] if a.readings else [],
+    )
 
 
 def _values(
