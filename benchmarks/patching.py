@@ -12,7 +12,7 @@ from benchmarks.harness.models import small_swin, small_vit
 from benchmarks.harness.size import Size
 from benchmarks.harness.timing import Ratio, compare, single
 from mhprobe.heads import Patching
-from mhprobe.recording.patching import Pass, patched
+from mhprobe.recording.patching import PatchedPass, patched
 from mhprobe.recording.record import Counter
 from mhprobe.recording.replay import Replay
 from mhprobe.recording.state import inspecting
@@ -31,7 +31,7 @@ def _of(name: str, model: nn.Module, size: Size) -> Iterator[Ratio]:
     images = torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(count) % 10
     with inspecting(model, gradients=False), Taps(model, layout, ()) as taps:
-        clean = Pass(images, taps.heads, model(images))
+        clean = PatchedPass(images, taps.heads, model(images))
     masks, twins, heads = (
         torch.eye(layout.num_heads, dtype=torch.bool),
         images.roll(1, 0),

@@ -37,7 +37,7 @@ from mhprobe.measures.ablation_delta import AblationDelta
 from mhprobe.measures.base import Measure
 from mhprobe.measures.gate_importance import GateImportance
 from mhprobe.measures.svcca import SVCCA
-from mhprobe.recording.measuring import measure
+from mhprobe.recording.measuring import measure_columns
 from mhprobe.scoring.parts.evaluate import Evaluator
 
 RANKS = 2
@@ -74,7 +74,7 @@ class Work:
         return [evaluate(path.masks()).correct.tolist() for path in paths]
 
     def ablation(self) -> Any:
-        values, _ = measure(self.model, {"delta": AblationDelta(self.layout)}, self.batches)
+        values, _ = measure_columns(self.model, {"delta": AblationDelta(self.layout)}, self.batches)
         return values["delta"]["value"].argsort().tolist()[:3]
 
     def importance_and_svcca(self) -> Any:
@@ -82,7 +82,7 @@ class Work:
             "importance": GateImportance(self.layout),
             "svcca": SVCCA(self.layout),
         }
-        values, _ = measure(self.model, measures, self.batches)
+        values, _ = measure_columns(self.model, measures, self.batches)
         return values["importance"]["value"].argsort().tolist()[:3]
 
     def causal_gating(self) -> Any:

@@ -33,7 +33,7 @@ from mhprobe.data.scenes import Scenes
 from mhprobe.masking.base import Evaluate
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.parts.units import make_units
-from mhprobe.masking.search.base import Choice, Search, SearchStep
+from mhprobe.masking.search.base import Search, SearchChoice, SearchStep
 from mhprobe.masking.search.exact import Exact
 from mhprobe.masking.search.racing import Racing
 from mhprobe.masking.search.screened import Screened
@@ -158,7 +158,7 @@ class _Timed:
     before: Callable[[SearchStep], None]
     seconds: list[float] = field(default_factory=list)
 
-    def choose(self, step: SearchStep, evaluate: Evaluate) -> Choice:
+    def choose(self, step: SearchStep, evaluate: Evaluate) -> SearchChoice:
         self.before(step)
         start = time.process_time()
         choice = self.search.choose(step, evaluate)

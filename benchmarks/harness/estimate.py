@@ -25,7 +25,7 @@ from mhprobe.framework.run.members import members
 from mhprobe.heads import Ablation, HeadBatch, HeadLayout
 from mhprobe.heads.batch import Stream
 from mhprobe.masking.base import Evaluate, Scores
-from mhprobe.masking.parts.curve import CurveSpec, masking_curve
+from mhprobe.masking.parts.curve import CurveSpec, curve_on_splits
 from mhprobe.measures.base import Measure
 from mhprobe.measures.parts.folds import FewFolds
 from mhprobe.measures.parts.jackknife import NoInterval
@@ -222,7 +222,7 @@ def image_forwards(spec: CurveSpec, layout: HeadLayout, setting: Setting) -> tup
     select, report = Counted(layout), Counted(layout)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        masking_curve(layout, spec, select, report)
+        curve_on_splits(layout, spec, select, report)
     per_image = [counted.spent / STAND_IN for counted in (select, report)]
     most = max(select.most * setting.select, report.most * setting.report)
     return per_image[0] * setting.select + per_image[1] * setting.report, most

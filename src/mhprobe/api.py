@@ -39,7 +39,7 @@ from mhprobe.io.progress import progress
 from mhprobe.io.readings import Reading
 from mhprobe.masking.base import SHARES
 from mhprobe.masking.parts.curve import CurveSpec, order_named
-from mhprobe.masking.parts.curve import masking_curve as trace_curve
+from mhprobe.masking.parts.curve import curve_on_splits as trace_curve
 from mhprobe.masking.parts.trace import Curve
 from mhprobe.measures.base import Measure, MeasureWarning, fitted
 from mhprobe.measures.parts.hashing import image_numbers

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 def run(cfg: "Config", folder: Path) -> None:
     """Run the cells that the checked configuration asks for, in one process."""
     from mhprobe.framework.run.questions import answer
-    from mhprobe.lab.prunebench.cells import questions
+    from mhprobe.lab.prunebench.cells import question_of_cells
 
-    answer(cfg, folder, questions(cfg, folder), tested=False)
+    answer(cfg, folder, question_of_cells(cfg, folder), tested=False)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from mhprobe.heads import Direct, Donors, HeadBatch, HeadLayout, HeadSite, Need,
 from mhprobe.lab.papers.panels import clusters
 from mhprobe.lab.papers.panels.maps import auc_interval
 from mhprobe.lab.papers.panels.masking import likeness
-from mhprobe.masking.redundant_or_inert import Likeness, Similarity, control, masked_heads
+from mhprobe.masking.redundant_or_inert import Likeness, Similarities, control, masked_heads
 from mhprobe.measures import (
     CCA,
     CKA,
@@ -159,7 +159,7 @@ def unrelated_outputs(seed: int) -> Tensor:
     return torch.stack(heads, 2)
 
 
-def alike(similarity: Similarity) -> tuple[Tensor, Tensor]:
+def alike(similarity: Similarities) -> tuple[Tensor, Tensor]:
     """(A,) whether p < .05 for each head, and () whether the list that is adjusted over heads names any."""
     # heads 0 and 1 go before the drop, then all others: all are compared with those kept just
     # before it
@@ -177,7 +177,7 @@ def _similar(kind: Callable[..., Measure], name: str) -> None:
     def draw(seed: int) -> dict[str, Tensor]:
         measure = kind(LAYOUT, seed=seed, interval=False)  # of which this law asks nothing
         got = columns_of(measure, batch(IMAGES, seed, z=(unrelated_outputs(seed),)))
-        single, any_of_them = alike(Similarity(got["value"], got["null"], got["null_draws"]))
+        single, any_of_them = alike(Similarities(got["value"], got["null"], got["null_draws"]))
         return {f"p_{name}": single, f"p of a list by {name}": any_of_them}
 
     promises = {f"p_{name}": "at most", f"p of a list by {name}": "at most"}  # steps of 1 / 51
@@ -218,7 +218,7 @@ def _(seed: int) -> dict[str, Tensor]:
     )
     part = slice(HEADS)
     single, any_of_them = alike(
-        Similarity(*(1 - got[name][part, part] for name in ("value", "null", "null_draws")))
+        Similarities(*(1 - got[name][part, part] for name in ("value", "null", "null_draws")))
     )
     return {
         "p_js_distance": single,
@@ -515,9 +515,13 @@ def cloud(normal: Callable[..., Tensor]) -> Tensor:
     return torch.cdist(points, points)
 
 
-@simulation((clusters.cluster,), few=0, clusters__p="at most")
+@simulation((clusters.best_clusters,), few=0, clusters__p="at most")
 def _(seed: int) -> dict[str, Tensor]:
-    return {"clusters.p": torch.tensor(clusters.cluster(cloud(normals(seed)), 19, seed).p <= LEVEL)}
+    return {
+        "clusters.p": torch.tensor(
+            clusters.best_clusters(cloud(normals(seed)), 19, seed).p <= LEVEL
+        )
+    }
 
 
 @simulation((clusters.alike,), few=100, functions__p="p")

@@ -262,7 +262,9 @@ def build(
     kwargs: of the timm model, e.g. img_size, patch_size, embed_dim, depth, num_heads; None keeps
     the model's own.
     """
-    make = next((family.build for family in families() if family.builds(name)), timm_models.build)
+    make = next(
+        (family.build for family in families() if family.builds(name)), timm_models.build_timm
+    )
     options = {key: value for key, value in kwargs.items() if value is not None}
     return make(
         name, pretrained=pretrained, num_classes=num_classes, fused_attn=fused_attn, **options

@@ -225,11 +225,11 @@ class Family(ABC):
 
     def build(self, name: str, **settings: Any) -> nn.Module:
         """A model with the settings of ``mhprobe.backbones.build``."""
-        return timm_models.build(name, **settings)
+        return timm_models.build_timm(name, **settings)
 
     def input_spec(self, model: Any) -> dict[str, Any]:
         """Return the input of the model: ``size`` (height, width) in pixels, ``mean`` and ``std`` per channel."""
-        return timm_models.input_spec(model)
+        return timm_models.timm_input(model)
 
     def colours(self, model: Any) -> Reading:
         """The mean and deviation of ``input_spec``, and where they are from."""

@@ -16,8 +16,8 @@ from mhprobe.backbones.parts.located import (
     CHANNELS,
     COARSER,
     Located,
+    MetaRun,
     PartNames,
-    Trial,
     apart,
     by_head,
     packed,
@@ -66,12 +66,12 @@ def _shared(attention: Any, heads: int) -> Parts:
     return weight_of(attention.query.proj).unflatten(0, (heads, -1)), key, value
 
 
-def _as_said(trial: Trial) -> Windows | None:
+def _as_said(trial: MetaRun) -> Windows | None:
     size, shift = trial.block.window_size, getattr(trial.block, "shift_size", (0, 0))
     return Windows(grid=trial.grid(), size=to_2tuple(size), shift=shift) if size else None
 
 
-def _pooled(trial: Trial) -> Windows | None:
+def _pooled(trial: MetaRun) -> Windows | None:
     if not trial.block.is_windowed:
         return None
     down, right = trial.block.q_stride or (1, 1)
@@ -81,7 +81,7 @@ def _pooled(trial: Trial) -> Windows | None:
     )
 
 
-def _partitions(trial: Trial) -> Windows | None:
+def _partitions(trial: MetaRun) -> Windows | None:
     if (size := getattr(trial.block, "partition_size", None)) is None:
         return None
     grid = trial.grid(channels_first=type(trial.block).__name__.endswith("2d"))
@@ -89,7 +89,7 @@ def _partitions(trial: Trial) -> Windows | None:
     return Windows(grid=grid, size=tuple(size), shift=(0, 0), strided=far)
 
 
-def _patches(trial: Trial) -> Windows | None:
+def _patches(trial: MetaRun) -> Windows | None:
     patches, pixels = trial.entered[:2]
     if patches == 1:
         return None
@@ -124,7 +124,7 @@ def _on_the_grid(attention: Any) -> nn.Module | None:
     return None if attention.kv_stride > 1 or attention.has_query_strides else attention.attn_drop
 
 
-def _not_fused(trial: Trial) -> None:
+def _not_fused(trial: MetaRun) -> None:
     if isinstance(trial.attention.o_proj, nn.Identity):
         raise UserError(
             f"{trial.name}: its output projection is one with the convolution that brings the grid "

@@ -18,7 +18,7 @@ import torch
 
 from mhprobe.data.augment import GREY, Augment, normalise, resized
 from mhprobe.data.batch import Batch
-from mhprobe.data.cache import Cache, NoneReadError, cache_key, find_cache, open_cache
+from mhprobe.data.cache import Cache, NoneReadError, find_cache, open_cache, pixels_key
 from mhprobe.data.draws import evenly_spread, fold, stratified
 from mhprobe.data.loader import EvalOrder, Images, Loader, Opened, Picks, TrainLoader, TrainOrder
 from mhprobe.data.source import Scan, Source
@@ -131,7 +131,7 @@ class ImageData(L.LightningDataModule):
 
     @functools.cached_property
     def _key(self) -> dict[str, Any]:
-        return cache_key(self.source)
+        return pixels_key(self.source)
 
     @functools.cached_property
     def _scan(self) -> Scan:

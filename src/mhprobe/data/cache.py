@@ -108,7 +108,7 @@ class Cache:
     may_lack: bool = False
 
 
-def cache_key(source: Source) -> dict[str, Any]:
+def pixels_key(source: Source) -> dict[str, Any]:
     """Return what the decoded images of ``source`` depend on."""
     inner = getattr(source, "source", source)  # of a source that changes another one's images
     about = {"format": FORMAT, "decoder": DECODER, "code": code_digests(source, inner)}
@@ -128,7 +128,7 @@ def open_cache(
 
     verify: recompute the checksums (half a second per GB), not only compare sizes. show: a bar
     while decoding. wanted: the images that are decoded; {} for none of them; None for all. Of a
-    source that may lack some, ``CachedSplit.read`` says which are there. key: of ``cache_key``, where it is
+    source that may lack some, ``CachedSplit.read`` says which are there. key: of ``pixels_key``, where it is
     known. scan: lists the source, where that may have been done before.
     """
     folder, key = _place(source, cache_dir, wanted, key)
@@ -167,7 +167,7 @@ def _place(
     source: Source, cache_dir: str | Path, wanted: Wanted | None, key: Mapping[str, Any] | None
 ) -> tuple[Path, dict[str, Any]]:
     """The folder of a cache, and the key that names it."""
-    key = dict(cache_key(source) if key is None else key)
+    key = dict(pixels_key(source) if key is None else key)
     if wanted is not None:
         positions = {split: of.astype("<i8").tobytes() for split, of in wanted.items()}
         key["wanted"] = {

@@ -22,8 +22,8 @@ from mhprobe.heads.batch import Relevance as Relevance
 from mhprobe.heads.batch import Relevances as Relevances
 from mhprobe.heads.batch import Stream as Stream
 from mhprobe.heads.batch import first_sites as first_sites
+from mhprobe.heads.batch import norm_written as norm_written
 from mhprobe.heads.batch import wide as wide
-from mhprobe.heads.batch import written as written
 from mhprobe.heads.layout import KINDS as KINDS
 from mhprobe.heads.layout import Block as Block
 from mhprobe.heads.layout import HeadLayout as HeadLayout

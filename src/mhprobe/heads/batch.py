@@ -287,7 +287,7 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def written(z: Tensor, output_HDC: Tensor) -> Tensor:
+def norm_written(z: Tensor, output_HDC: Tensor) -> Tensor:
     """(..., H) ||z W_O|| of (..., H, D) outputs."""
     # ||z W||^2 = z (W W^T) z^T: D x D numbers per head, and no (..., H, C) write
     gram_HDD = output_HDC @ output_HDC.mT

@@ -18,7 +18,7 @@ def numbers(text: str) -> float | list[float]:
     return parts[0] if len(parts) == 1 else parts
 
 
-def names(text: str) -> bool | list[str]:
+def names_between_commas(text: str) -> bool | list[str]:
     """Return the names between commas in a text; True for "true"."""
     return True if text == "true" else text.split(",")
 
@@ -41,7 +41,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--prefix", help="of --weights: which network, e.g. student")
         self.add_argument(
             "--leave-out",
-            type=names,
+            type=names_between_commas,
             default=False,
             metavar="NAMES",
             help="of --weights: beginnings of names, or true",

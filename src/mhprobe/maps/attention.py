@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
-from mhprobe.maps.base import MapKind, chosen_heads, layout_of, reads_class_token
+from mhprobe.maps.base import MapKind, chosen_heads, gated_layout, reads_class_token
 from mhprobe.recording.checks import check_batch
 from mhprobe.recording.looks import Query, looks, who_looks
 
@@ -38,7 +38,7 @@ class Attention(MapKind):
     def __call__(
         self, model: nn.Module, images: Tensor, labels: Tensor | None = None
     ) -> dict[str, Tensor]:
-        layout = layout_of(model)
+        layout = gated_layout(model)
         chosen = chosen_heads(layout, self.blocks, self.heads, self.kind)
         maps = maps_of_heads(model, images, layout, chosen, self.who_looks)
         return {
@@ -96,7 +96,7 @@ def attention(
     Raises UserError for images that are no tensor, an unknown or repeated head, a mask, grids of
     several sizes, a query that the model has no token for, and weights that are NaN.
     """
-    layout = layout_of(model)
+    layout = gated_layout(model)
     check_batch(model, images, None, layout)
     heads = [(number, within) for number, within, _ in layout]
     if head is not None:

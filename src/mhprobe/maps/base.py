@@ -51,7 +51,7 @@ class MapKind(ABC):
         return None
 
 
-def layout_of(model: nn.Module) -> HeadLayout:
+def gated_layout(model: nn.Module) -> HeadLayout:
     """Layout of the heads of a model, which gets gates if it has none."""
     return attach(model).layout.of("head")
 

@@ -88,7 +88,7 @@ def faithfulness(  # noqa: PLR0913 -- its arguments are the keys of conf/maps.ya
 
         def areas(order: Tensor) -> tuple[Tensor, Tensor]:
             without = mean_colour if baseline == "mean" else blurred(images, order.shape[-2:])
-            return area(watched, images, without, order, steps), area(
+            return area_under(watched, images, without, order, steps), area_under(
                 watched, without, images, order, steps
             )
 
@@ -105,7 +105,7 @@ def faithfulness(  # noqa: PLR0913 -- its arguments are the keys of conf/maps.ya
         return [Faithfulness(*areas(order), *chance[order.shape]) for order in maps]
 
 
-def area(
+def area_under(
     watched: Callable[[Tensor], Tensor], start: Tensor, end: Tensor, maps: Tensor, steps: int
 ) -> Tensor:
     """(B,) area under ``watched`` over the share of patches replaced by ``end``, largest in ``maps`` first."""

@@ -3,14 +3,14 @@
 from torch import Tensor, nn
 
 from mhprobe.errors import UserError, quoted
-from mhprobe.heads import HeadLayout, written
-from mhprobe.maps.base import MapKind, as_grid, choose_block, layout_of, readout
+from mhprobe.heads import HeadLayout, norm_written
+from mhprobe.maps.base import MapKind, as_grid, choose_block, gated_layout, readout
 from mhprobe.maps.rollout import (
     Fusion,
     chain,
-    check,
     fuse,
     product,
+    refuse_discard,
     refuse_product,
     transition,
 )
@@ -35,7 +35,7 @@ class HeadRollout(MapKind):
     def __init__(
         self, block: int = -1, fusion: Fusion = "mean", discard: float = 0.0, weight: str = "none"
     ) -> None:
-        check(discard, "head_rollout")
+        refuse_discard(discard, "head_rollout")
         if weight not in ("none", "written"):
             raise UserError(f"head_rollout: weight is none or written, got {quoted(weight)}.")
         self.block, self.fusion, self.discard, self.weight = block, fusion, discard, weight
@@ -46,7 +46,7 @@ class HeadRollout(MapKind):
     def __call__(
         self, model: nn.Module, images: Tensor, labels: Tensor | None = None
     ) -> dict[str, Tensor]:
-        layout = layout_of(model)
+        layout = gated_layout(model)
         chosen, *others = choose_block(self.block, layout, "head_rollout")
         if others:
             raise UserError(
@@ -62,7 +62,7 @@ class HeadRollout(MapKind):
         before = chain(layout, rows[:chosen]) if chosen else None
         places = site.places().to(images.device).clamp(min=0)
         z, output = batch.writing(chosen, "head_rollout")
-        norm_BTH = written(z, output) if self.weight == "written" else z.new_ones(z.shape[:3])
+        norm_BTH = norm_written(z, output) if self.weight == "written" else z.new_ones(z.shape[:3])
         length_BTH = norm_BTH / norm_BTH.mean((1, 2), keepdim=True).clamp(min=1e-30)
         maps = {}
         for head, name in enumerate(

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, Relevance
-from mhprobe.maps.base import MapKind, layout_of, usual_target
+from mhprobe.maps.base import MapKind, gated_layout, usual_target
 from mhprobe.recording.checks import numbers_of
 from mhprobe.recording.lrp import patch_relevances
 
@@ -35,7 +35,7 @@ class RelevanceMap(MapKind):
     def __call__(
         self, model: nn.Module, images: Tensor, labels: Tensor | None = None
     ) -> dict[str, Tensor]:
-        layout = layout_of(model)
+        layout = gated_layout(model)
         rule = Relevance(self.target or usual_target(model), self.gamma, self.epsilon)
         _, patches = patch_relevances(model, images, labels, rule)
         return {"relevance": patches.unflatten(1, layout.sites[0].token_grid)}

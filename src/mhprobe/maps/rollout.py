@@ -25,7 +25,7 @@ from mhprobe.gates import gates_of
 from mhprobe.heads import HeadLayout, HeadSite, Need, Weights
 from mhprobe.heads.attention import CHUNK
 from mhprobe.io.machine import free_memory
-from mhprobe.maps.base import MapKind, as_grid, layout_of, readout
+from mhprobe.maps.base import MapKind, as_grid, gated_layout, readout
 from mhprobe.recording.checks import numbers_of
 from mhprobe.recording.record import record
 
@@ -43,13 +43,13 @@ class Rollout(MapKind):
     kind: ClassVar[str] = "rollout"
 
     def __init__(self, fusion: Fusion = "mean", discard: float = 0.0) -> None:
-        check(discard, self.kind)
+        refuse_discard(discard, self.kind)
         self.fusion, self.discard = fusion, discard
 
     def __call__(
         self, model: nn.Module, images: Tensor, labels: Tensor | None = None
     ) -> dict[str, Tensor]:
-        layout = layout_of(model)
+        layout = gated_layout(model)
         if not self.discard and one_grid(layout):
             read = self._read_back(model, self.rows(model, images, labels), layout)
         else:
@@ -145,7 +145,7 @@ def refuse_product(kind: str, layout: HeadLayout) -> None:
         )
 
 
-def check(discard: float, kind: str) -> None:
+def refuse_discard(discard: float, kind: str) -> None:
     """Raise UserError for a share to discard outside [0, 1)."""
     if not 0 <= discard < 1:
         raise UserError(f"{kind}: discard is a share from 0 to below 1, got {discard}.")

@@ -136,7 +136,7 @@ class Evaluate(Protocol):
 
 
 @dataclass(frozen=True)
-class Target:
+class PathTarget:
     """A target at which a curve stops: at most ``value`` is left by ``cost``.
 
     unit: heads, a kind, or one of SHARES.
@@ -160,7 +160,7 @@ class Limits:
 
     layout: HeadLayout
     min_heads_per_layer: int = 0
-    targets: tuple[Target, ...] = ()
+    targets: tuple[PathTarget, ...] = ()
 
     def reached(self, off: Tensor) -> bool:
         """Return True if the (A,) mask meets the targets."""

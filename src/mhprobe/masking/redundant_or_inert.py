@@ -45,7 +45,7 @@ from mhprobe.stats.significance import benjamini_hochberg, beyond
 Phase = Literal["before", "undecided", "at", "after"]
 
 
-class Similarity(NamedTuple):
+class Similarities(NamedTuple):
     """Similarities of heads, (A, A), 1 for the same, NaN: not compared.
 
     null: (A, A) by chance; draws: (A, A, N).
@@ -169,7 +169,7 @@ class RedundantOrInert:
 
 def masked_heads(
     curve: Curve,
-    similarities: Mapping[str, Similarity],
+    similarities: Mapping[str, Similarities],
     write_norm: Tensor,
     level: float = 0.05,
     inert: float = 0.5,
@@ -260,12 +260,12 @@ def control(heads: Sequence[MaskedHead]) -> float:
     )
 
 
-def _similarity(columns: Mapping[str, Tensor], distant: bool) -> Similarity:
+def _similarity(columns: Mapping[str, Tensor], distant: bool) -> Similarities:
     parts = [columns.get(name) for name in ("value", "null", "null_draws")]
-    return Similarity(*(1 - part if distant and part is not None else part for part in parts))  # type: ignore[arg-type]
+    return Similarities(*(1 - part if distant and part is not None else part for part in parts))  # type: ignore[arg-type]
 
 
-def _closest(similarity: Similarity, heads: Sequence[int], kept: Tensor) -> dict[int, Likeness]:
+def _closest(similarity: Similarities, heads: Sequence[int], kept: Tensor) -> dict[int, Likeness]:
     """The kept head most similar to each head, tested against the largest similarity to any; if one was compared."""
     candidates = {head: kept & similarity.value[head].isfinite() for head in heads}
     for head, others in candidates.items():

@@ -17,7 +17,7 @@ from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import counts
 from mhprobe.measures.parts.jackknife import FOLDS, fold_of, jackknife
 from mhprobe.measures.parts.places import (
-    Best,
+    LargestKeys,
     OfAttention,
     Piece,
     Places,
@@ -121,7 +121,7 @@ class AttentionRange(OfAttention):
         }
 
 
-def _around(piece: Piece, best: Best, rings: "Rings") -> tuple[Tensor, Tensor]:
+def _around(piece: Piece, best: LargestKeys, rings: "Rings") -> tuple[Tensor, Tensor]:
     """(N, K) attention of rows to the patches that they may attend to, and ring of each around the row's best key.
 
     Of a grid without windows they are its patches alone; of others what is no patch has weight 0.

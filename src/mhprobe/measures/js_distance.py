@@ -30,11 +30,11 @@ from mhprobe.heads import HeadBatch, HeadLayout, HeadSite, Shown, Weights
 from mhprobe.measures.base import Meaning
 from mhprobe.measures.parts.embedding import cluster, embed, layer_ratio
 from mhprobe.measures.parts.hashing import Pool, image_numbers, numbers_in
-from mhprobe.measures.parts.pairs import Pairs, flat_heads, groups_of_sites, refuse_unlike
+from mhprobe.measures.parts.pairs import Pairs, flat_heads, groups_of_sites, refuse_unlike_sites
 from mhprobe.measures.parts.places import (
-    Attention,
     MeanOfAttention,
     Piece,
+    SiteAttention,
     attention_of,
     chunks,
     even_over,
@@ -118,7 +118,7 @@ class JSDistance(MeanOfAttention):
         for group in self.groups:
             sites = [layout.sites[s] for s in group]
             facts = [f"grid {site.grid}, {site.prefix_tokens} tokens before it" for site in sites]
-            refuse_unlike(self.name, pairs, sites, facts)
+            refuse_unlike_sites(self.name, pairs, sites, facts)
         texts = any(site.line for site in layout.sites)
         self.of_sites = not texts and all(len(group) == 1 for group in self.groups)
         self.null_images = (
@@ -167,7 +167,7 @@ class JSDistance(MeanOfAttention):
         if self.null_images:
             self._keep(batch, recorded)
 
-    def _keep(self, batch: HeadBatch, recorded: list[Attention]) -> None:
+    def _keep(self, batch: HeadBatch, recorded: list[SiteAttention]) -> None:
         """Add images to the pool of the null; texts without padding, so that their hash does not depend on it."""
         kept = [recorded[s] for s in sum(self.groups, ())]
         if not self.layout.sites[0].line:
@@ -204,12 +204,12 @@ class JSDistance(MeanOfAttention):
         everyones = ranks.gather(self.forms)  # a rank without images has none
         self.forms = self.forms or next((forms for forms in everyones if forms), [])
 
-    def _pooled(self) -> list[Attention]:
+    def _pooled(self) -> list[SiteAttention]:
         """Attention of the images of the pool, per site of the groups, one after the other."""
-        parts, found = iter(self.pool.held[1:]), list[Attention]()
+        parts, found = iter(self.pool.held[1:]), list[SiteAttention]()
         for form in self.forms:
             mine = [next(parts).flatten(0, 1) for _ in form.parts()]
-            found.append(Attention(form.of(mine), len(self.pool)))
+            found.append(SiteAttention(form.of(mine), len(self.pool)))
         return found
 
     def finish(self) -> dict[str, Tensor]:
@@ -272,7 +272,7 @@ class JSDistance(MeanOfAttention):
             draws_AAN += one_more * (images - 1) * (null_AA[..., None] - without_AAN)
         return {"null": null_AA, "null_draws": draws_AAN}
 
-    def _between(self, sites: tuple[int, ...], attn: list[Attention]) -> tuple[Tensor, Tensor]:
+    def _between(self, sites: tuple[int, ...], attn: list[SiteAttention]) -> tuple[Tensor, Tensor]:
         """(N, N, G, G) sums as of ``_divergences``, of heads a on image i with heads b on image j; (N, N) queries.
 
         attn: of the images of the pool, per site. 0 for an image with itself.
@@ -296,7 +296,9 @@ class JSDistance(MeanOfAttention):
                 queries_NN[i, j] += ours[0].queries[0]
         return self._scaled(js_NNGG), queries_NN
 
-    def _divergences(self, sites: tuple[int, ...], attn: list[Attention]) -> tuple[Tensor, Tensor]:
+    def _divergences(
+        self, sites: tuple[int, ...], attn: list[SiteAttention]
+    ) -> tuple[Tensor, Tensor]:
         """(b, G, G) sum over queries of the divergences of a group's heads, above the diagonal; (b,) queries.
 
         In units of ln 2, with clark in nats.
@@ -309,7 +311,7 @@ class JSDistance(MeanOfAttention):
         return self._scaled(js_bGG), queries_b
 
     def _split(
-        self, sites: tuple[int, ...], attn: list[Attention]
+        self, sites: tuple[int, ...], attn: list[SiteAttention]
     ) -> tuple[Tensor, ...] | tuple[None]:
         """Queries that are looked at together; None for all of them."""
         # rows of unlike windows are compared by place, which takes all of them

@@ -68,9 +68,11 @@ class OutputFrequency(MeanOverImages):
         self._like = {
             b: of_stage[one.stage] for b, one in enumerate(layout.blocks) if one.stage in of_stage
         }
-        every = sorted(set[Fraction]().union(*(diagonal(site.token_grid) for site in layout.sites)))
+        every = sorted(
+            set[Fraction]().union(*(diagonal_frequencies(site.token_grid) for site in layout.sites))
+        )
         self._at = {
-            block: [*map(every.index, diagonal(site.token_grid))]
+            block: [*map(every.index, diagonal_frequencies(site.token_grid))]
             for block, site in self._like.items()
         }
         self._frequencies = [float(frequency) for frequency in every]
@@ -110,7 +112,8 @@ class OutputFrequency(MeanOverImages):
         height, width = self._like[block].token_grid
         down, across = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
         half = torch.tensor(
-            [float(frequency) / 2 for frequency in diagonal((height, width))], dtype=torch.float64
+            [float(frequency) / 2 for frequency in diagonal_frequencies((height, width))],
+            dtype=torch.float64,
         )
         turns_FT = half[:, None] * (down + across).flatten()
         real, imaginary = (
@@ -151,7 +154,7 @@ class OutputFrequency(MeanOverImages):
         }
 
 
-def diagonal(grid: tuple[int, int]) -> list[Fraction]:
+def diagonal_frequencies(grid: tuple[int, int]) -> list[Fraction]:
     """Frequencies, in pi per token, that both sides of a grid have: multiples of 2 / gcd(height, width), below 1."""
     common = math.gcd(*grid)
     return [Fraction(2 * k, common) for k in range((common + 1) // 2)]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadBatch, HeadLayout, written
+from mhprobe.heads import HeadBatch, HeadLayout, norm_written
 from mhprobe.measures.base import counts, mean_of, sums
 from mhprobe.measures.parts.functions import FUNCTIONS
 from mhprobe.measures.parts.places import MeanOfAttention, Piece, real_tokens, where_site
@@ -96,7 +96,7 @@ class Sinks(MeanOfAttention):
         for number, site in enumerate(self.layout.sites):
             (z, output), span = batch.writing(number, self.name), self.layout.span(number)
             z_BTHD, output_HDC = z[batch.valid].double(), output.double()
-            length_BTH = written(z_BTHD, output_HDC)
+            length_BTH = norm_written(z_BTHD, output_HDC)
             real_BT = real_tokens(self.name, batch, number, site)
             stream_BT = (
                 streams[site.block]
@@ -108,7 +108,7 @@ class Sinks(MeanOfAttention):
             self.ratio[span] += (length_BTH / stream_BT[..., None] * real_BT[..., None]).sum((0, 1))
             self.tokens[span] += real_BT.sum().long()
             share_BT = real_BT / real_BT.sum(1, keepdim=True)
-            mean_BH = written((z_BTHD * share_BT[..., None, None]).sum(1), output_HDC)
+            mean_BH = norm_written((z_BTHD * share_BT[..., None, None]).sum(1), output_HDC)
             usual_BH = (length_BTH * share_BT[..., None]).sum(1)
             self.shared[span] += (
                 mean_BH / usual_BH.clamp(min=torch.finfo(torch.float64).tiny)

@@ -22,7 +22,7 @@ from mhprobe.measures.parts.pairs import (
     Pairs,
     flat_heads,
     groups_of_sites,
-    refuse_unlike,
+    refuse_unlike_sites,
     warn_duplicates,
 )
 from mhprobe.stats.significance import Z95
@@ -117,7 +117,7 @@ class WeightSimilarity(OfWeights):
             HeadWeights._fields, zip(*(weights[s] for s in sites), strict=True), strict=True
         ):
             facts = [f"W_{name} of (width, channels) = {tuple(part.shape[1:])}" for part in parts]
-            refuse_unlike(self.name, self.pairs, [self.layout.sites[s] for s in sites], facts)
+            refuse_unlike_sites(self.name, self.pairs, [self.layout.sites[s] for s in sites], facts)
         return tuple(
             torch.cat(matrices).double()
             for matrices in zip(*(weights[s] for s in sites), strict=True)

@@ -7,7 +7,7 @@ biases left out. A head that writes little is inert (Kobayashi et al., 2020, arX
 
 from torch import Tensor
 
-from mhprobe.heads import KINDS, HeadBatch, written
+from mhprobe.heads import KINDS, HeadBatch, norm_written
 from mhprobe.measures.base import sums
 from mhprobe.measures.parts.image_sums import MeanOverImages
 from mhprobe.measures.parts.places import OfTokens, real_tokens
@@ -36,7 +36,7 @@ class WriteNorm(OfTokens, MeanOverImages):
             z, output = batch.writing(number, self.name)
             span = self.layout.span(number)
             real_BT = real_tokens(self.name, batch, number, site)
-            norm_BTH = written(z[batch.valid].double(), output.double()) * real_BT[..., None]
+            norm_BTH = norm_written(z[batch.valid].double(), output.double()) * real_BT[..., None]
             stream = (
                 streams[site.block].before if site.kind == "head" else streams[site.block].middle
             )

@@ -26,7 +26,7 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite
 from mhprobe.io.files import write
 from mhprobe.pages.html.kept import ATTENTION, MOST, NETWORK, levels
-from mhprobe.pages.live import Piece, Stored, parts_of_model, stored
+from mhprobe.pages.live import ModelPart, Stored, parts_of_model, stored
 from mhprobe.recording.looks import Query, looks_by_name, visible, who_looks
 from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.state import inspecting
@@ -198,7 +198,7 @@ def _refuse_unfit(logits: Tensor, labels: Tensor, classes: int) -> None:
         )
 
 
-def _small(exports: Sequence[Piece], beside: bool) -> tuple[Stored, list[Piece]]:
+def _small(exports: Sequence[ModelPart], beside: bool) -> tuple[Stored, list[ModelPart]]:
     """The pieces with the finest weights that fit into a page; float16 beside a page.
 
     UserError where none fits and the page cannot ask.

@@ -32,7 +32,7 @@ Stored = Literal["float32", "float16", "int8"]
 _LARGE = 1024  # numbers of a tensor that is worth storing as something smaller
 
 
-class Piece(NamedTuple):
+class ModelPart(NamedTuple):
     """A part of a model."""
 
     # "stream" (B, ...), "gates" (heads,) -> "out", and "attention<site>" (B * W, H, K, K) of its
@@ -43,7 +43,7 @@ class Piece(NamedTuple):
     sites: list[int]
 
 
-def parts_of_model(model: nn.Module, images: Tensor) -> list[Piece]:
+def parts_of_model(model: nn.Module, images: Tensor) -> list[ModelPart]:
     """Take a model apart into ONNX; chained, the pieces give its logits.
 
     images: (B >= 2, 3, height, width), normalised. Gates that the model has are in the pieces: an
@@ -117,7 +117,7 @@ class _Gated(nn.Module):
         return getattr(out, "logits", out), *(seen[site] for site in sorted(seen))
 
 
-def _exported(part: _Gated, name: str, stream: Tensor) -> Piece:
+def _exported(part: _Gated, name: str, stream: Tensor) -> ModelPart:
     gates = torch.ones(part.count)
     data: Any = io.BytesIO()  # the exporter takes a file, too, and does not say so
     tensors = part(stream, gates)
@@ -152,7 +152,7 @@ def _exported(part: _Gated, name: str, stream: Tensor) -> Piece:
             raise UserError(
                 f"live: {where or 'the whole model'}: ONNX cannot hold it ({reason})."
             ) from error
-    return Piece(data.getvalue(), part.first, part.count, part.sites[: len(outputs) - 1])
+    return ModelPart(data.getvalue(), part.first, part.count, part.sites[: len(outputs) - 1])
 
 
 def _module(part: str, operator: str, graphs: Sequence[Any]) -> str:
@@ -169,7 +169,7 @@ def _module(part: str, operator: str, graphs: Sequence[Any]) -> str:
     return part
 
 
-def stored(piece: Piece, kind: Stored) -> Piece:
+def stored(piece: ModelPart, kind: Stored) -> ModelPart:
     """The piece with its large weights kept as float16, or as int8 with a scale per row or column.
 
     It computes in float32 as before: whoever opens it turns the weights back, once.

@@ -168,7 +168,7 @@ def answers(runs: Sequence[Run], called: Sequence[str]) -> list[str]:
     text = []
     for run, name in zip(runs, called, strict=True):
         if not run.of_step and any(run.rows(kind) for kind in ASKED):
-            text.append(f"{name}: {words.result_in_words(run, atlas.heads(run), [])[0]}")
+            text.append(f"{name}: {words.result_in_words(run, atlas.heads_listed(run), [])[0]}")
     return text[:MANY]
 
 
@@ -203,7 +203,7 @@ def _one_architecture(runs: Sequence[Run]) -> bool:
     ]
     if all(built):
         return built[0] == built[1]
-    heads = [atlas.heads(run) for run in runs]
+    heads = [atlas.heads_listed(run) for run in runs]
     return bool(heads[0]) and heads[0] == heads[1]
 
 
@@ -370,7 +370,7 @@ def _curves(ones: Sequence[One]) -> list[dict[str, Any]]:
     seen: dict[tuple[int, str, str, float, str], dict[str, tuple[float, float, float]]] = {}
     for one in ones:
         series = as_typed({key: value for key, value in one.values.items() if key != STEP})
-        of = atlas.scored(one.run)
+        of = atlas.score_name(one.run)
         for line in atlas.lines(one.run):
             for point in line["points"]:
                 key = (
@@ -425,7 +425,7 @@ def _agreement(ones: Sequence[One], k: int = 10) -> list[dict[str, Any]]:
     measures = [{measure["key"]: measure for measure in atlas.measures(one.run)} for one in ones]
     rows = []
     for (a, first), (b, second) in itertools.combinations(zip(ones, measures, strict=True), 2):
-        if atlas.heads(a.run) != atlas.heads(b.run):
+        if atlas.heads_listed(a.run) != atlas.heads_listed(b.run):
             continue
         for key in [key for key in first if key in second]:
             columns = {one.name: words.values(of[key]) for one, of in ((a, first), (b, second))}
@@ -514,7 +514,7 @@ def of_steps(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         if len(rows) > MANY and of != curves[0] and row["step"] != last[of]:
             continue
         before = f"{of[0]}: " if len(groups) > 1 else ""
-        text.append(before + words.at_step(row))
+        text.append(before + words.step_in_words(row))
     return [*dict.fromkeys(text)]
 
 

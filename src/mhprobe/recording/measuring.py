@@ -48,7 +48,7 @@ class Passes(NamedTuple):
     beside: frozenset[Need] = frozenset()
 
 
-def measure(
+def measure_columns(
     model: nn.Module,
     measures: Mapping[str, Measure],
     batches: Walk,
@@ -144,8 +144,8 @@ def finished(
 def measure_or_raise(
     model: nn.Module, measures: Mapping[str, Measure], batches: Walk, **options: Any
 ) -> dict[str, Columns]:
-    """Return the columns of each measure, as ``measure`` does; raise the UserError of the first that refuses."""
-    columns, refused = measure(model, measures, batches, **options)
+    """Return the columns of each measure, as ``measure_columns`` does; raise the first error of one that refuses."""
+    columns, refused = measure_columns(model, measures, batches, **options)
     for error in refused.values():
         raise error
     return columns
@@ -388,7 +388,7 @@ def _unfit(
     return refused
 
 
-def bytes_of(model: nn.Module, measures: Iterable[Measure], images: int) -> int:
+def record_bytes(model: nn.Module, measures: Iterable[Measure], images: int) -> int:
     """Bytes that the largest record of a batch of so many images holds, and what the measures keep, at least."""
     measures, layout = list(measures), gates_of(model).layout
     needs = read_as(model, measures, needs_of(measures))

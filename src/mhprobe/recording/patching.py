@@ -41,7 +41,7 @@ Metric = Literal["logit_difference", "log_likelihood"]
 Estimate = Literal["exact", "atp", "graddrop"]
 
 
-class Pass(NamedTuple):
+class PatchedPass(NamedTuple):
     """One of the two forward passes of a patching.
 
     images: (B, ...). heads: per site (B or windows, T, H * D), before the gates. logits: (B, C).
@@ -54,12 +54,16 @@ class Pass(NamedTuple):
 
 @torch.inference_mode(False)  # Lightning evaluates inside, where nothing has slopes
 def patched(
-    model: nn.Module, clean: Pass, labels: Tensor | None, objects: Tensor | None, need: Patching
+    model: nn.Module,
+    clean: PatchedPass,
+    labels: Tensor | None,
+    objects: Tensor | None,
+    need: Patching,
 ) -> Patched:
     """Effects of one batch. clean: the run on the images themselves.
 
     Raises UserError without labels, for unknown options, and for pairs that cannot be made (see
-    ``twins``).
+    ``twin_images``).
     """
     if labels is None:
         raise UserError(
@@ -69,7 +73,7 @@ def patched(
     one_of("patching", "metric", need.metric, Metric)
     for estimate in need.estimates:
         one_of("patching", "estimates", estimate, Estimate)
-    twin, gates = twins(clean.images, labels, objects, need), gates_of(model)
+    twin, gates = twin_images(clean.images, labels, objects, need), gates_of(model)
     denoising, sloped = (
         need.direction == "denoising",
         not {"atp", "graddrop"}.isdisjoint(need.estimates),
@@ -110,7 +114,7 @@ class _Metric(NamedTuple):
 class _Ran(NamedTuple):
     """A run; its logits in a graph, if it has one; taps and drop for its slopes."""
 
-    run: Pass
+    run: PatchedPass
     logits: Tensor
     taps: Taps
     drop: "_Drop"
@@ -122,11 +126,11 @@ def _run(model: nn.Module, layout: HeadLayout, images: Tensor, sloped: bool) -> 
         if sloped:
             drop.watch(taps.backbone, layout)
         logits = logits_of(model(images), model)
-    return _Ran(Pass(images, taps.heads, logits.detach()), logits, taps, drop)
+    return _Ran(PatchedPass(images, taps.heads, logits.detach()), logits, taps, drop)
 
 
 def _from_slopes(
-    gates: HeadGates, base: _Ran, source: Pass, metric: _Metric, sign: int, graddrop: bool
+    gates: HeadGates, base: _Ran, source: PatchedPass, metric: _Metric, sign: int, graddrop: bool
 ) -> dict[str, Tensor]:
     """(B, A) each: "atp", and "graddrop" if it is wanted."""
     layout, images = gates.layout.of("head"), len(base.logits)
@@ -213,7 +217,7 @@ class Twins(NamedTuple):
     donor: Tensor | None = None
 
 
-def twins(images: Tensor, labels: Tensor, objects: Tensor | None, need: Patching) -> Twins:
+def twin_images(images: Tensor, labels: Tensor, objects: Tensor | None, need: Patching) -> Twins:
     """Twins of images (B, 3, height, width) with labels (B,).
 
     objects: (B, height, width), 0 is ground.

@@ -52,7 +52,7 @@ from mhprobe.recording.outputs import (
     refuse_features,
     taking,
 )
-from mhprobe.recording.patching import Pass, patched
+from mhprobe.recording.patching import PatchedPass, patched
 from mhprobe.recording.replay import Replay
 from mhprobe.recording.state import inspecting, usable
 from mhprobe.recording.taps import SLOPES, Taps
@@ -154,7 +154,7 @@ def _recorded(
         rows = taps.read_rows()
         check_rows(layout, rows or [Shown(attn) for attn in taps.attn], count, valid)
     z = _per_head(layout, taps.heads, count)
-    clean = Pass(images, taps.heads, logits.detach())
+    clean = PatchedPass(images, taps.heads, logits.detach())
     relevant = {
         need: relevances(model, images, labels, need)
         for need in needs

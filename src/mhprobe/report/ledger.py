@@ -108,7 +108,7 @@ def entry(name: str, result: Result) -> Entry:
     of: as the report has filled it in.
     """
     table, figure, of = result.table, result.figure, result.of
-    beside = {} if table is None else roles(table)
+    beside = {} if table is None else column_roles(table)
     # of several that of the value itself: "low" rather than "delta_low"
     first = {
         role: column
@@ -138,7 +138,7 @@ def entry(name: str, result: Result) -> Entry:
     return Entry(**{**same, **fields})
 
 
-def roles(table: Table) -> dict[str, Any]:
+def column_roles(table: Table) -> dict[str, Any]:
     """Return the columns of a table that are no values, with what they are; {} if data have named its columns."""
     matches = (
         {}

@@ -18,10 +18,10 @@ def show(folder: Path, console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
     run = read_run(folder)
-    for line in words.result_in_words(run, atlas.heads(run), atlas.measures(run)):
+    for line in words.result_in_words(run, atlas.heads_listed(run), atlas.measures(run)):
         console.print(line, markup=False, soft_wrap=True)
     if (table := _curves(run)) is not None:
-        named = words.half(run, len(atlas.heads(run)))
+        named = words.half(run, len(atlas.heads_listed(run)))
         title = f"{named.point['heads_masked']} of {named.total} heads off" if named else ""
         console.print(f"\n[bold]{title}[/bold]", table, sep="\n")
     console.print()
@@ -34,16 +34,18 @@ def show(folder: Path, console: Console | None = None) -> None:
 
 def _curves(run: Run) -> Table | None:
     """Return a table of what each order leaves with the same number of heads off, on the same images."""
-    chosen = words.half(run, len(atlas.heads(run)))
+    chosen = words.half(run, len(atlas.heads_listed(run)))
     if chosen is None or words.guesses(run):
         return None
     count = chosen.point["heads_masked"]
     table = Table("order", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column(f"{chosen.reported} {atlas.scored(run)}", justify="right", no_wrap=True)
+    table.add_column(f"{chosen.reported} {atlas.score_name(run)}", justify="right", no_wrap=True)
     table.add_column("change in points", justify="right", no_wrap=True)
     for line in atlas.lines(run):
         point = next((p for p in line["points"] if p["heads_masked"] == count), None)
         if line["split"] != chosen.reported or point is None:
             continue
-        table.add_row(escape(str(line["curve"])), words.interval(point), words.change(point))
+        table.add_row(
+            escape(str(line["curve"])), words.accuracy_with_interval(point), words.change(point)
+        )
     return table

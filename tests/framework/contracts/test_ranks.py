@@ -38,8 +38,8 @@ from mhprobe.framework.run.members import members
 from mhprobe.framework.run.sections import options_of_group
 from mhprobe.io.tensors import OUTCOMES
 from mhprobe.lab.papers.causal_gates import Fit, causal_gates
-from mhprobe.masking.parts.curve import CurveSpec, masking_curve
-from mhprobe.recording.measuring import measure
+from mhprobe.masking.parts.curve import CurveSpec, curve_on_splits
+from mhprobe.recording.measuring import measure_columns
 from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.scoring.parts.tally import tally
 from models import images_for, labels_for, tiny_swin, tiny_vit
@@ -129,7 +129,7 @@ def numbers(model: nn.Module, size: int, curves: list[CurveSpec]) -> dict[str, A
         name: instantiate(part, _convert_="all")(layout)
         for name, part in members("measure").items()
     }
-    columns, refused = measure(model, measures, test.batches, val.batches)
+    columns, refused = measure_columns(model, measures, test.batches, val.batches)
     found: dict[str, Any] = {
         "measures": columns,
         "refused": {name: str(error) for name, error in refused.items()},
@@ -145,7 +145,7 @@ def numbers(model: nn.Module, size: int, curves: list[CurveSpec]) -> dict[str, A
         evaluate[1].fisher(half),
     )
     for spec in curves:
-        made = masking_curve(layout, spec, *evaluate)
+        made = curve_on_splits(layout, spec, *evaluate)
         found["curves"][spec.name] = [plain(curve) for curve in made]
     found["spent"] = [(each.spent, each.computed) for each in evaluate]
     found["fitted"] = causal_gates(model, test.training, Fit(steps=12, start_steps=4))

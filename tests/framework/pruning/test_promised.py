@@ -16,7 +16,7 @@ from mhprobe.heads import KINDS
 from mhprobe.masking.base import Evaluate, Order, Scores
 from mhprobe.masking.by_score import ByScore
 from mhprobe.masking.knapsack import Knapsack
-from mhprobe.masking.parts.curve import CurveSpec, Splits, masking_curve
+from mhprobe.masking.parts.curve import CurveSpec, Splits, curve_on_splits
 from mhprobe.pruning.given import Choice
 from mhprobe.pruning.on_path import OnPath
 from mhprobe.pruning.promised import promise_of
@@ -384,7 +384,7 @@ def test_an_order_by_a_table_of_test_images_is_chosen_on_them(tmp_path):
     spec = CurveSpec("by_table", "head", InOrder())
     both = Calibration((0, 0, 0, 60, 60, 60)), Calibration((0, 0, 0, 60, 60, 60))
     for chosen_on, split in [("test", "test"), (None, "validation")]:
-        curve = masking_curve(layout, spec, *both, splits=Splits(chosen_on=chosen_on))[-1]
+        curve = curve_on_splits(layout, spec, *both, splits=Splits(chosen_on=chosen_on))[-1]
         assert (curve.chosen_on, curve.optimistic, curve.traces[0].p is None) == (
             split,
             split == "test",

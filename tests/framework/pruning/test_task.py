@@ -20,7 +20,7 @@ from mhprobe.data.base import InputSpec
 from mhprobe.errors import UserError
 from mhprobe.framework.run import image_data
 from mhprobe.io.tensors import read_outcomes
-from mhprobe.pages.html.kept import maps
+from mhprobe.pages.html.kept import maps_of_run
 from mhprobe.pages.several import pairs_of_runs
 from mhprobe.pruning import rounds
 from mhprobe.report.runs import atlas
@@ -90,8 +90,8 @@ def test_rounds_of_pruning_repair_and_tuning_end_in_a_network_that_loads(
     kept = {(row["site"], int(row["index"])) for row in listed if row["kept"] == "1"}
     assert kept == {(site, head) for site, heads in about["kept"].items() for head in heads}
     run = read_run(folder)
-    heads = atlas.heads(run)
-    looks, *_ = maps(run, heads)
+    heads = atlas.heads_listed(run)
+    looks, *_ = maps_of_run(run, heads)
     assert kept == {
         (heads[flat]["site"], heads[flat]["index"]) for flat in looks["heads"]
     }  # those that are left look

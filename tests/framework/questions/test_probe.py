@@ -19,7 +19,7 @@ from data_sets import class_files, write_folder
 from mhprobe.backbones import build
 from mhprobe.data import images
 from mhprobe.data.batch import Batch
-from mhprobe.framework.questions.material import look
+from mhprobe.framework.questions.material import measure_split
 from mhprobe.framework.run import image_data, networks, trainers
 from mhprobe.framework.run.questions import answer, of_run
 from mhprobe.framework.run.resume import resume
@@ -377,7 +377,7 @@ def test_a_measure_that_takes_long_once_it_has_seen_the_images_says_so(
 
     monkeypatch.setattr(type(measures["entropy"]), "finish", slow)
     with progress.screen("", "lines", verbose=True):
-        look(model, measures, data, label="net: ")
+        measure_split(model, measures, data, label="net: ")
     lines = [line.partition("mhprobe: ")[2] for line in capsys.readouterr().out.splitlines()]
     assert lines == [
         "net: measuring entropy, magnitude on test: 40 images in 0 s",

@@ -198,7 +198,7 @@ def test_the_answer_of_a_step_is_the_masked_network(stepped):
             assert told == pytest.approx(float(at(run, curve)["difference"]))
             assert run.metrics[f"masked/{curve}/heads"] == step
         assert run.metrics["masked/accuracy"] == run.metrics["masked/greedy/accuracy"]
-        first = words.result_in_words(run, atlas.heads(run), atlas.measures(run))[0]
+        first = words.result_in_words(run, atlas.heads_listed(run), atlas.measures(run))[0]
         share = words.percent_of(float(at(run, "greedy")["accuracy"]))
         assert first.startswith("Step 0, no head off" if not step else f"Step {step} of greedy, ")
         assert share in first and ("paired" in first or not step)

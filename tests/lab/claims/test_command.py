@@ -180,7 +180,7 @@ def test_a_second_run_measures_nothing_again_and_asks_what_it_is_asked(tmp_path,
         "an untrained network guesses" not in first
         and "not shown to be better than a guess" in first
     )
-    monkeypatch.setattr("mhprobe.framework.questions.material.look", None)
+    monkeypatch.setattr("mhprobe.framework.questions.material.measure_split", None)
     command.run(settings(tmp_path, asked), folder)
     assert (folder / "tables" / "claims.csv").read_text() == first
     assert told[0].startswith("0 of 2 claims hold") and told[0].endswith("not applicable: 1).")

@@ -95,7 +95,7 @@ def test_measures_and_the_twin_are_shown_fewer_images_and_both_are_kept(made, mo
     monkeypatch.setattr(evidence, "_refuse_guessing", lambda: None)
     assert evidence.right(torch.zeros(1, 6, dtype=torch.bool)).shape == (1, 30)
     monkeypatch.setattr(
-        "mhprobe.framework.questions.material.look", None
+        "mhprobe.framework.questions.material.measure_split", None
     )  # another run measures nothing
     again = made()
     assert torch.equal(again.columns("entropy")["share"], shares)
@@ -116,7 +116,7 @@ def test_a_network_of_which_nothing_can_be_recorded_has_no_verdicts(made, monkey
     claims = {"entropy_falls_with_depth": all_claims()["entropy_falls_with_depth"]}
     rows = verdicts_on(material, claims, maps={}, counts=counts)["claims"].table
     assert rows.dicts()[0]["verdict"]  # the control
-    monkeypatch.setattr("mhprobe.framework.questions.material.look", refuse)
+    monkeypatch.setattr("mhprobe.framework.questions.material.measure_split", refuse)
     blind = dataclasses.replace(material, store=None, measurements=Measurements())
     with pytest.raises(UserError, match="the record refuses"):
         verdicts_on(blind, claims, maps={}, counts=counts)

@@ -16,7 +16,7 @@ from mhprobe.backbones.parts.opened import Blank
 from mhprobe.errors import UserError
 from mhprobe.lab.headbench import bench as bench_module
 from mhprobe.lab.headbench import canvas
-from mhprobe.lab.headbench.bench import Row, bench, entries
+from mhprobe.lab.headbench.bench import DetectorRow, bench, entries
 from mhprobe.lab.headbench.plants import Dead, Duplicate, Planted, all_plants, grow
 from mhprobe.measures.base import Measure
 from mhprobe.report.figures import headbench
@@ -284,7 +284,7 @@ def test_unknown_measures_and_classes_are_refused():
 
 def test_the_figure_clips_nothing():
     cells = itertools.product(("vit", "swin"), all_plants(), ("entropy", "no_op"))
-    rows = [Row(*cell, 1, 0.97, 0.9, 1.0, 10, 10) for cell in cells]
+    rows = [DetectorRow(*cell, 1, 0.97, 0.9, 1.0, 10, 10) for cell in cells]
     assert_nothing_is_clipped(headbench.headbench(rows))
 
 

@@ -13,7 +13,7 @@ import mhprobe.studies.causal
 import runs
 from mhprobe.data.batch import Batch
 from mhprobe.framework.run import image_data
-from mhprobe.lab.papers.causal_gates import ROLES, Fit, causal_gates, causal_roles, roles
+from mhprobe.lab.papers.causal_gates import ROLES, Fit, causal_gates, causal_roles, roles_by_gates
 from models import BUILDERS, images_for, labels_for, tiny_vit
 
 
@@ -177,8 +177,8 @@ def test_a_step_of_many_images_takes_the_memory_of_a_few_and_has_the_slope_of_al
 
 def test_roles_from_the_two_gates():
     plus, minus = torch.tensor([0.9, 0.1, 0.1, 0.9]), torch.tensor([0.9, 0.9, 0.1, 0.1])
-    assert roles(plus, minus).tolist() == [0, 1, 2, 3]
-    assert roles(plus, minus, threshold=0.95).tolist() == [2, 2, 2, 2]
+    assert roles_by_gates(plus, minus).tolist() == [0, 1, 2, 3]
+    assert roles_by_gates(plus, minus, threshold=0.95).tolist() == [2, 2, 2, 2]
 
 
 @pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS.keys())

@@ -25,7 +25,7 @@ from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.lab.papers import voita
 from mhprobe.lab.papers.panels import maps as maps_panel
 from mhprobe.lab.papers.panels.attention import around_the_favourite
-from mhprobe.lab.papers.panels.clusters import alike, cluster, scaled
+from mhprobe.lab.papers.panels.clusters import alike, best_clusters, scaled
 from mhprobe.lab.papers.panels.columns import functions, pairs_of_block
 from mhprobe.lab.papers.panels.frequencies import (
     accuracies,
@@ -34,18 +34,18 @@ from mhprobe.lab.papers.panels.frequencies import (
     ring_noise,
     without,
 )
-from mhprobe.lab.papers.panels.kernels import reach, slopes_of, strongest
+from mhprobe.lab.papers.panels.kernels import rows_reached, slopes_of, strongest_kernels
 from mhprobe.lab.papers.panels.loss import direction, eigenvalues, losses
 from mhprobe.lab.papers.panels.maps import auc_interval, hottest, judged
-from mhprobe.lab.papers.panels.masking import cells, kinds, phases
+from mhprobe.lab.papers.panels.masking import accuracy_by_class, masks_by_kind, phases
 from mhprobe.lab.papers.panels.relations import (
     RELATIONS,
     Queries,
+    mean_with_interval,
     offset_words,
     probe,
     right_keys,
     scored_answers,
-    summary,
 )
 from mhprobe.lab.papers.panels.two_views import between, other_way
 from mhprobe.lab.papers.voita import Fitted
@@ -147,23 +147,23 @@ def test_scores_of_few_images_have_students_interval():
     from scipy import stats
 
     values = torch.tensor([0.2, 0.5, torch.nan, 0.3, 0.7])
-    got, known = summary(values), values[~values.isnan()].double().numpy()
+    got, known = mean_with_interval(values), values[~values.isnan()].double().numpy()
     expected = stats.t.interval(0.95, 3, known.mean(), stats.sem(known))
     assert (got["low"], got["high"]) == pytest.approx((max(0, expected[0]), expected[1])) and got[
         "images"
     ] == 4
-    assert summary(torch.full((300,), 0.5))["low"] == 0.5
+    assert mean_with_interval(torch.full((300,), 0.5))["low"] == 0.5
 
 
 def test_kinds_of_layers_part_the_heads():
     vit = mhprobe.attach(tiny_vit(depth=6)).layout
-    thirds = kinds(vit)
+    thirds = masks_by_kind(vit)
     assert (
         list(thirds) == ["early", "middle", "late"]
         and sum(thirds.values()).tolist() == [1] * vit.num_heads
     )
     swin = mhprobe.attach(tiny_swin()).layout
-    found = kinds(swin)
+    found = masks_by_kind(swin)
     assert {"stage 0", "stage 1", "plain windows", "shifted windows"} <= set(found)
     assert (found["stage 0"] ^ found["stage 1"]).all() and (
         found["plain windows"] ^ found["shifted windows"]
@@ -480,7 +480,7 @@ def test_clusters_are_found_where_there_are_some_and_doubted_where_there_is_one_
     cloud = torch.randn(30, 3, dtype=torch.float64)
     apart = cloud * 0.2 + 4 * torch.nn.functional.one_hot(torch.arange(30) % 3, 3)
     found, doubted = (
-        cluster(torch.cdist(points, points), draws=39, seed=0) for points in (apart, cloud)
+        best_clusters(torch.cdist(points, points), draws=39, seed=0) for points in (apart, cloud)
     )
     number, silhouette, p = found
     assert int(number.max()) == 2 and p == 1 / 40 and silhouette > 0.8
@@ -718,7 +718,7 @@ def test_the_kernels_of_a_head_are_the_patterns_that_it_reads():
     pixels = patterns.view(12, 3, 2, 2)  # channel c of the embedding reads pattern c
     value = torch.zeros(1, 2, 12, dtype=torch.float64)
     value[0, 0, 3], value[0, 1, 7] = 2.0, 1.0
-    strength, found = strongest(value, pixels, count=2)
+    strength, found = strongest_kernels(value, pixels, count=2)
     torch.testing.assert_close(strength, torch.tensor([[2.0, 1.0]], dtype=torch.float64))
     for number, channel in enumerate((3, 7)):
         overlap = (found[0, number] * pixels[channel]).sum().abs().item()
@@ -735,7 +735,7 @@ def test_a_convolution_reads_by_its_weights_and_a_stem_by_the_mean_of_its_slopes
     torch.testing.assert_close(second.trace(), mean.square().sum())  # one map for all images
 
     stem = nn.Sequential(nn.Conv2d(3, 6, 3, 2, 1), nn.ReLU(), nn.Conv2d(6, 4, 3, 2, 1))
-    assert reach(stem, 1) == slice(
+    assert rows_reached(stem, 1) == slice(
         1, 8
     )  # 3 pixels of the middle map from 1, each of 3 pixels, 2 apart
     mean, second = slopes_of(stem, images)
@@ -799,7 +799,7 @@ def test_classes_fall_where_their_images_are_lost():
     right = torch.ones(3, 40, dtype=torch.bool)
     right[:, labels == 1] = False
     right[2, labels.eq(0).nonzero().flatten()[:10]] = False
-    accuracy, p, p_holm = cells(right, labels, classes=3)
+    accuracy, p, p_holm = accuracy_by_class(right, labels, classes=3)
     assert accuracy[:, :2].tolist() == [[1, 0], [1, 0], [0.5, 0]] and accuracy[:, 2].isnan().all()
     assert p[2, 0].item() == pytest.approx(
         2 / 2**10

@@ -77,8 +77,8 @@ def test_probes_are_fitted_on_validation_images_and_scored_on_test_images(materi
 
         return noted
 
-    collect = probing.collect
-    monkeypatch.setattr(probing, "collect", collected)
+    collect = probing.collect_features
+    monkeypatch.setattr(probing, "collect_features", collected)
     for way in ("probe", "_by_offset"):
         monkeypatch.setattr(probing, way, noting(getattr(probing, way)))
     probing.probing(material, steps=3)

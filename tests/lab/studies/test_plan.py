@@ -24,7 +24,7 @@ from mhprobe.measures.ablation_delta import AblationDelta
 from mhprobe.measures.activation_norm import ActivationNorm
 from mhprobe.measures.cka import CKA
 from mhprobe.measures.entropy import Entropy
-from mhprobe.recording.measuring import bytes_of
+from mhprobe.recording.measuring import record_bytes
 from models import tiny_vit
 
 
@@ -159,14 +159,14 @@ def test_memory_is_said_before_it_is_taken_if_it_is_much(material, monkeypatch):
     measures = {"entropy": Entropy(material.layout)}
     assert plan._room(material, material.model, measures) == ""
     monkeypatch.setattr("mhprobe.recording.measuring.WORTH_SAYING", 1)
-    held = bytes_of(material.model, measures.values(), material.data.eval_batch_size)
+    held = record_bytes(material.model, measures.values(), material.data.eval_batch_size)
     assert held > 0 and plan._room(material, material.model, measures).endswith(
         "beside the network"
     )
-    one = bytes_of(material.model, measures.values(), 1)
+    one = record_bytes(material.model, measures.values(), 1)
     assert one < held <= 8 * one, "a batch is recorded in pieces"
     measures["cka"] = CKA(material.layout)
-    assert bytes_of(material.model, measures.values(), 1) > one + measures["cka"].bytes_kept / 2
+    assert record_bytes(material.model, measures.values(), 1) > one + measures["cka"].bytes_kept / 2
 
 
 def looks_at_all(material, clock):

@@ -166,7 +166,7 @@ def probed(folder: Path, distances: list[float], **more: str) -> Path:
 
 
 def test_labels_come_from_the_tables_of_a_probed_run(swept, tmp_path):
-    (gates, _) = [run.gates for run in sweep.collect(swept)]
+    (gates, _) = [run.gates for run in sweep.finished_runs(swept)]
     probe = probed(tmp_path / "probed", [1.0, 5.0, 9.5, 7.0])
     assert labels(sweep.probe_columns(probe, gates), 4) == ["local", "local", "global", "mixed"]
     sweep.write_sweep(swept, probe)
@@ -213,7 +213,7 @@ def test_a_probed_run_of_the_same_images_says_how_good_the_whole_model_is(
     (tmp_path / "whole.json").unlink()
     probe = probed(tmp_path / "probed", [1.0, 5.0, 9.5, 7.0])
     write_outcomes(probe, torch.tensor([True, False, True, True]), torch.arange(4), images)
-    for run in sweep.collect(swept):
+    for run in sweep.finished_runs(swept):
         right = torch.arange(100) < round(100 * run.metrics["test/accuracy"])
         write_outcomes(swept / run.name, right, torch.arange(100), "the same")
     drawn = []
@@ -297,4 +297,4 @@ def test_a_strangers_runs_are_read_as_data(swept, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"not an ordinary file"):
         sweep.write_sweep(swept, whole=beside.with_suffix(".safetensors"))
     (swept / "3").symlink_to(swept / "1")
-    assert [run.name for run in sweep.collect(swept)] == ["1", "0"]
+    assert [run.name for run in sweep.finished_runs(swept)] == ["1", "0"]

@@ -89,8 +89,8 @@ def test_a_head_that_finds_it_is_always_right_and_places_as_often_as_the_moves_a
     monkeypatch.setattr(
         relations, "recorded", lambda model, batches, needs: ((each, batch) for each in batches)
     )
-    found = relations.scored("test", layout, None, views(), views.right)
-    found = relations.Scores(*(each.squeeze(-1) for each in found))  # of one relation
+    found = relations.scored_images("test", layout, None, views(), views.right)
+    found = relations.QueryScores(*(each.squeeze(-1) for each in found))  # of one relation
     assert found.heads[:, 0].tolist() == [1.0] * 4
     assert found.heads[:, 1].tolist() == [
         1.0,

@@ -19,7 +19,7 @@ import mhprobe
 from drawn import assert_fits_paper, assert_nothing_is_clipped
 from mhprobe.data.batch import Batch
 from mhprobe.framework.run.members import members
-from mhprobe.recording.measuring import measure
+from mhprobe.recording.measuring import measure_columns
 from mhprobe.report import figures, twins
 from mhprobe.report.figures import Kind, kinds, style
 from models import images_for, labels_for, tiny_swin, tiny_vit
@@ -61,7 +61,7 @@ def found(request):
     made = {
         name: hydra.utils.instantiate(part)(layout) for name, part in members("measure").items()
     }
-    columns, refused = measure(
+    columns, refused = measure_columns(
         model, made, lambda: [batch], class_names=[f"class {c}" for c in range(5)]
     )
     assert len(columns) > 0.8 * len(made), refused  # a tiny model has too few images for some

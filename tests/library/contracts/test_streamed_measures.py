@@ -76,18 +76,18 @@ def test_all_measures_of_attention_say_of_a_few_queries_at_a_time_what_they_say_
     smallest = min(site.attention_size for site in mhprobe.attach(model).layout.sites)
     monkeypatch.setattr(places, "_CPU_PIECE", smallest // 3)
     pieces = []
-    attention = places.attention
+    attention = places.attention_in_pieces
 
     def watched(*args, **options):
         for piece in attention(*args, **options):
             pieces.append(piece.places.queries)
             yield piece
 
-    monkeypatch.setattr(places, "attention", watched)
+    monkeypatch.setattr(places, "attention_in_pieces", watched)
     measures = built(mhprobe.attach(model).layout)
     backwards = torch.arange(IMAGES).flip(0)
     walk = parts_of(batch, 3, backwards)
-    found, refused = measuring.measure(model, measures, lambda: walk, lambda: walk)
+    found, refused = measuring.measure_columns(model, measures, lambda: walk, lambda: walk)
     assert not refused
     assert_same(found, expected)
     assert all(queries is not None for queries in pieces)  # negative control: none was whole
@@ -99,7 +99,7 @@ def test_each_measure_alone_says_what_it_says_among_all(case):
     model, batch, expected = case
     walk = parts_of(batch, 4)
     for name, measure in built(mhprobe.attach(model).layout).items():
-        found, _ = measuring.measure(model, {name: measure}, lambda: walk, lambda: walk)
+        found, _ = measuring.measure_columns(model, {name: measure}, lambda: walk, lambda: walk)
         for column, values in expected[name].items():
             torch.testing.assert_close(found[name][column], values, **SAME)
 

@@ -6,7 +6,7 @@ from torch import nn
 
 import mhprobe
 from mhprobe.errors import UserError
-from mhprobe.maps.faithfulness import area, blurred, faithfulness
+from mhprobe.maps.faithfulness import area_under, blurred, faithfulness
 from models import images_for, tiny_swin, tiny_vit
 from oracles import maps as oracle
 
@@ -78,7 +78,7 @@ def test_a_flat_map_goes_in_raster_order():
     images = torch.zeros(1, 3, 8, 8)
     images[:, :, :4, :4] = 1
     sure = lambda shown: OnePatch()(shown).softmax(1)[:, 1]  # noqa: E731
-    flat = area(sure, images, torch.zeros_like(images), torch.zeros(1, 2, 2), 4)
+    flat = area_under(sure, images, torch.zeros_like(images), torch.zeros(1, 2, 2), 4)
     assert flat.item() == pytest.approx(0.125)
 
 

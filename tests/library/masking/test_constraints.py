@@ -17,7 +17,7 @@ from mhprobe.masking.by_score import ByScore
 from mhprobe.masking.fisher import Fisher
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.parts.curve import CurveSpec
-from mhprobe.masking.parts.curve import masking_curve as curves_of
+from mhprobe.masking.parts.curve import curve_on_splits as curves_of
 from mhprobe.masking.parts.units import make_units
 from mhprobe.masking.turns import Turns
 from mhprobe.report.tables import curve_rows

@@ -13,7 +13,7 @@ import mhprobe
 from mhprobe.backbones import layout_of
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
-from mhprobe.masking.base import Evaluate, Limits, Target
+from mhprobe.masking.base import Evaluate, Limits, PathTarget
 from mhprobe.masking.fisher import Fisher, rearrange
 from mhprobe.masking.parts.units import constrain, make_units
 from mhprobe.scoring.parts.evaluate import Evaluator
@@ -105,10 +105,10 @@ def test_under_a_flop_target_a_head_that_is_dear_and_of_no_use_goes_first():
     price = torch.tensor([0.1, 0.1, 0.1, 0.2, 0.2, 0.2]).double()
     for value, expected in [(0.95, [3]), (0.71, [0, 3])]:
         limits = Limits(
-            VIT, targets=(Target("flops", value, lambda masks: 1 - masks.double() @ price),)
+            VIT, targets=(PathTarget("flops", value, lambda masks: 1 - masks.double() @ price),)
         )
         assert off(fisher, limits=limits, rearranged=False) == expected
-    heads = Limits(VIT, targets=(Target("heads", 5, lambda masks: (~masks).sum(-1).double()),))
+    heads = Limits(VIT, targets=(PathTarget("heads", 5, lambda masks: (~masks).sum(-1).double()),))
     assert off(fisher, limits=heads) == [0]  # every head counts the same
 
 

@@ -13,7 +13,7 @@ from mhprobe.masking.parts.trace import Curve, Points, Trace, totals, trace
 from mhprobe.masking.redundant_or_inert import (
     Likeness,
     MaskedHead,
-    Similarity,
+    Similarities,
     _bar,
     control,
     masked_heads,
@@ -49,12 +49,12 @@ CURVE = with_p([1.0, 1.0, 0.5, 0.01, 0.001])  # Holm: 0.03 at the third step
 NORM = torch.tensor([1.0, 0.1, 1.0, 1.0, 2.0, 1.0])
 
 
-def similarity(pairs: dict[tuple[int, int], float]) -> Similarity:
+def similarity(pairs: dict[tuple[int, int], float]) -> Similarities:
     value = torch.full((6, 6), torch.nan, dtype=torch.float64).fill_diagonal_(1.0)
     for (a, b), number in pairs.items():
         value[a, b] = value[b, a] = number
     draws = 0.2 + torch.linspace(-0.02, 0.02, 60, dtype=torch.float64).expand(6, 6, 60)
-    return Similarity(value, draws.mean(-1), draws)
+    return Similarities(value, draws.mean(-1), draws)
 
 
 def plain(like: Likeness | None) -> tuple[int, float, float] | None:
@@ -128,7 +128,7 @@ def test_no_count_of_heads_that_can_go_grows_with_fewer_images():
     won = torch.rand(heads + 1, images, generator=generator) < 0.002
     won[0] = False  # the whole network
     right = (torch.rand(images, generator=generator) < 0.9) & (first_lost >= cost_K[:, None]) | won
-    similar = {"s": Similarity(torch.eye(heads).double())}
+    similar = {"s": Similarities(torch.eye(heads).double())}
 
     def counts(some: torch.Tensor) -> list[float]:
         def evaluate(masks):
@@ -174,7 +174,7 @@ def test_the_largest_similarity_is_read_against_the_null_of_the_largest():
         torch.tensor([0.3, 0.1, 0.2]),
     )  # 0.2 each, the larger 0.27
     draws[0, 1] = 0.9  # of a head that is gone
-    like = masked_heads(CURVE, {"s": Similarity(value, draws.mean(-1), draws)}, NORM)[0].likeness[
+    like = masked_heads(CURVE, {"s": Similarities(value, draws.mean(-1), draws)}, NORM)[0].likeness[
         "s"
     ]
     largest = torch.tensor([0.3, 0.3, 0.2], dtype=torch.float64)
@@ -182,7 +182,7 @@ def test_the_largest_similarity_is_read_against_the_null_of_the_largest():
     assert like.error == pytest.approx(float(largest.std()) / 3**0.5)
     assert like.p == 1 / 4  # above all three: more can not be said with three
     # a measure without draws: the largest of its chance levels, and no test
-    without = masked_heads(CURVE, {"s": Similarity(value, draws.mean(-1))}, NORM)[0]
+    without = masked_heads(CURVE, {"s": Similarities(value, draws.mean(-1))}, NORM)[0]
     assert (
         without.likeness["s"].null == pytest.approx(0.2)
         and math.isnan(without.p)
@@ -226,7 +226,7 @@ def test_heads_that_are_alike_by_chance_are_called_alike_as_rarely_as_the_level_
     for _ in range(50):
         draws = 0.2 + 0.02 * torch.randn(60, 60, 11, generator=generator, dtype=torch.float64)
         heads = masked_heads(
-            path, {"s": Similarity(draws[..., 0], None, draws[..., 1:])}, torch.ones(60)
+            path, {"s": Similarities(draws[..., 0], None, draws[..., 1:])}, torch.ones(60)
         )
         found.append(any(head.alike for head in heads))
     # of such lists, those that hold anything are all false: at most 5 %, give or take two standard
@@ -239,7 +239,7 @@ def test_any_similarity_makes_a_head_redundant_and_pays_for_the_others():
     both = masked_heads(CURVE, {"a": low, "b": high}, NORM)[0]
     alone = masked_heads(CURVE, {"b": high}, NORM)[0]
     assert both.verdict == "redundant" and both.p == pytest.approx(2 * alone.p)
-    assert masked_heads(CURVE, {"b": Similarity(high.value)}, NORM)[0].likeness["b"].null is None
+    assert masked_heads(CURVE, {"b": Similarities(high.value)}, NORM)[0].likeness["b"].null is None
 
 
 def test_a_head_that_is_no_more_alike_than_needed_ones_is_not_redundant():
@@ -313,7 +313,7 @@ def test_a_curve_without_a_drop_is_all_before():
 
 def test_the_table_has_a_row_per_head_and_nothing_where_nothing_was_compared():
     s = similarity({(0, 2): 0.7})
-    found = masked_heads(CURVE, {"s": s, "t": Similarity(s.value)}, NORM)
+    found = masked_heads(CURVE, {"s": s, "t": Similarities(s.value)}, NORM)
     table = table_of(found)
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     assert [row["head"] for row in rows] == [0, 1, 2, 3, 4]

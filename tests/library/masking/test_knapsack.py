@@ -14,7 +14,7 @@ from layouts import layout_of as heads_layout
 from mhprobe.backbones import layout_of
 from mhprobe.heads import KINDS, HeadLayout
 from mhprobe.masking import base
-from mhprobe.masking.base import Evaluate, Limits, Target, Units
+from mhprobe.masking.base import Evaluate, Limits, PathTarget, Units
 from mhprobe.masking.fisher import Fisher as FisherOrder
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.knapsack import Knapsack
@@ -54,7 +54,7 @@ def limited(layout, share, head=10.0, neuron=1.0, floor=0):
     cost_A = torch.tensor(
         [head if site.kind == "head" else neuron for _, _, site in layout], dtype=torch.float64
     )
-    target = Target("flops", share, lambda masks: 1 - masks.double() @ cost_A / cost_A.sum())
+    target = PathTarget("flops", share, lambda masks: 1 - masks.double() @ cost_A / cost_A.sum())
     everything = torch.ones(1, layout.num_heads, dtype=torch.bool)
     return Units(("all",), everything, limits=Limits(layout, floor, (target,))), cost_A
 
@@ -421,7 +421,7 @@ def test_costs_of_neurons_are_what_their_removal_spares(build):
         )
     left = costs(model, layout, image, {"params"})["params"](mask[None])
     assert float(left) == pytest.approx(count_parameters(small) / count_parameters(model))
-    target = Target("params", 0.5, costs(model, layout, image, {"params"})["params"])
+    target = PathTarget("params", 0.5, costs(model, layout, image, {"params"})["params"])
     expected = spared(model, layout, image, "params")
     torch.testing.assert_close(savings(Limits(layout, 0, (target,)), layout), expected)
 

@@ -16,7 +16,7 @@ from mhprobe.masking.base import Evaluate, Scores
 from mhprobe.masking.hurt_most import HurtMost
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.parts.curve import CurveSpec, known_orders, order_named
-from mhprobe.masking.parts.curve import masking_curve as curves_of
+from mhprobe.masking.parts.curve import curve_on_splits as curves_of
 from mhprobe.masking.parts.trace import summary, totals
 from mhprobe.masking.parts.units import make_units
 from mhprobe.masking.random import Random

@@ -12,7 +12,7 @@ from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.masking.base import Evaluate, Scores
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.parts.curve import CurveSpec
-from mhprobe.masking.parts.curve import masking_curve as curves_of
+from mhprobe.masking.parts.curve import curve_on_splits as curves_of
 from mhprobe.masking.random import Random
 from mhprobe.masking.search.exact import Exact
 from mhprobe.report.tables import curve_rows

@@ -10,7 +10,7 @@ import torch
 import mhprobe
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite, Windows
-from mhprobe.measures.parts.places import attention, chunks, places_of, shares
+from mhprobe.measures.parts.places import attention_in_pieces, chunks, places_of, shares
 from models import images_for, tiny_registers, tiny_swin, tiny_vit
 from oracles.attention import sites_of
 
@@ -69,7 +69,7 @@ def test_pieces_hold_every_valid_image_once_and_are_small(monkeypatch):
         z=(), logits=torch.zeros(5, 2), valid=valid, attn=(torch.rand(5, 1, 2, 3, 3),)
     )
     layout = HeadLayout((HeadSite("a", 0, 0, 2, 2, prefix_tokens=1, grid=(2, 1)),))
-    pieces = list(attention("confidence", layout, batch))
+    pieces = list(attention_in_pieces("confidence", layout, batch))
     assert [piece.images.tolist() for piece in pieces] == [[0, 2], [3, 4]]
     assert all(piece.attn.dtype == torch.float64 for piece in pieces)
     assert chunks(torch.tensor([False]), [torch.zeros(1, 10)]) == ()
@@ -81,11 +81,11 @@ def test_missing_or_misshapen_attention_is_refused_in_one_line():
     with pytest.raises(
         UserError, match="entropy: the batch has no attention weights; record it with needs"
     ):
-        list(attention("entropy", layout, batch))
+        list(attention_in_pieces("entropy", layout, batch))
     wrong = HeadBatch(
         z=(), logits=batch.logits, valid=batch.valid, attn=(torch.rand(1, 1, 2, 9, 9),)
     )
     with pytest.raises(
         UserError, match=r"blocks\.0\.attn: expected the 4 places of a grid of .*, got 9"
     ):
-        list(attention("entropy", layout, wrong))
+        list(attention_in_pieces("entropy", layout, wrong))

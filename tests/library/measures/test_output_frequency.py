@@ -11,7 +11,7 @@ from torch import nn
 import mhprobe
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadBatch, HeadLayout, HeadSite, HeadWeights, Stream
-from mhprobe.measures.output_frequency import OutputFrequency, diagonal
+from mhprobe.measures.output_frequency import OutputFrequency, diagonal_frequencies
 from models import images_for, tiny_registers, tiny_swin, tiny_vit
 
 FLOOR = 1e-6
@@ -116,7 +116,7 @@ def test_the_logarithm_comes_before_the_mean():
     ],
 )
 def test_frequencies_are_those_that_both_sides_have(grid, expected):
-    assert [float(f) for f in diagonal(grid)] == pytest.approx(expected)
+    assert [float(f) for f in diagonal_frequencies(grid)] == pytest.approx(expected)
 
 
 def test_a_grid_without_frequencies_has_no_value():

@@ -21,7 +21,7 @@ from mhprobe.errors import UserError
 from mhprobe.heads import Relevance
 from mhprobe.measures.base import Measure
 from mhprobe.recording import checks, measuring
-from mhprobe.recording.measuring import measure, score_heads
+from mhprobe.recording.measuring import measure_columns, score_heads
 from models import images_for, labels_for, tiny_swin, tiny_vit
 
 
@@ -63,9 +63,11 @@ def test_what_chooses_is_shown_the_selection_images_first(model):
     pairs = {}
     for name, select in (("test", None), ("val", lambda: val)):
         chooses = mhprobe.measures.Interaction(layout, top_k=3)
-        measure(model, {"interaction": chooses}, lambda: test, select)
+        measure_columns(model, {"interaction": chooses}, lambda: test, select)
         pairs[name] = chooses.pairs
-    importance, _ = measure(model, {"i": mhprobe.measures.GateImportance(layout)}, lambda: val)
+    importance, _ = measure_columns(
+        model, {"i": mhprobe.measures.GateImportance(layout)}, lambda: val
+    )
     assert sorted({head for pair in pairs["val"] for head in pair}) == sorted(
         importance["i"]["value"].topk(3).indices.tolist()
     )
@@ -76,7 +78,7 @@ def test_one_that_refuses_does_not_hold_up_the_others_and_is_fed_no_further(mode
     layout = mhprobe.attach(model).layout
     refusing = Refuses(layout)
     measures = {"no": refusing, "yes": mhprobe.measures.GateImportance(layout)}
-    found, refused = measure(model, measures, lambda: split(model, 1))
+    found, refused = measure_columns(model, measures, lambda: split(model, 1))
     assert set(found) == {"yes"} and int(found["yes"]["images"]) == 9
     assert str(refused["no"]) == "refuses: enough." and refusing.shown == 2
 
@@ -100,7 +102,7 @@ def test_a_batch_is_summed_whole_whatever_else_is_measured_and_however_its_paddi
         for batch in batches:
             alone.update(mhprobe.record(model, batch.images, batch.labels, {"grad"}, batch.valid))
         for also in ({}, {"entropy": mhprobe.measures.Entropy(layout)}):
-            got, _ = measure(model, {"batch": make(), **also}, lambda: batches)
+            got, _ = measure_columns(model, {"batch": make(), **also}, lambda: batches)
             for name, column in alone.columns().items():
                 torch.testing.assert_close(
                     got["batch"][name], column, rtol=1e-4, atol=1e-9
@@ -111,7 +113,7 @@ def test_what_a_measure_saw_before_is_forgotten(model):
     layout = mhprobe.attach(model).layout
     again = mhprobe.measures.GateImportance(layout)
     (first, _), (second, _) = (
-        measure(model, {"i": again}, lambda: split(model, 1)) for _ in range(2)
+        measure_columns(model, {"i": again}, lambda: split(model, 1)) for _ in range(2)
     )
     assert torch.equal(first["i"]["value"], second["i"]["value"])
     assert int(second["i"]["images"]) == 9
@@ -121,7 +123,7 @@ def test_classes_have_their_names_and_every_batch_is_counted(model):
     layout = mhprobe.attach(model).layout
     ablation, seen = mhprobe.measures.AblationDelta(layout), []
     names = ["cat", "dog", "elk", "fox", "gnu"]
-    measure(
+    measure_columns(
         model,
         {"a": ablation},
         lambda: split(model, 1),
@@ -160,11 +162,11 @@ def one_rank(rank: int, world: int, folder: Path) -> None:
     # Refuses gives up
     mine = {0: batches * 2, 1: batches * 1, 2: []}[rank]
     measures = {"no": Refuses(layout), "yes": mhprobe.measures.GateImportance(layout)}
-    found, refused = measure(model, measures, lambda: mine)
+    found, refused = measure_columns(model, measures, lambda: mine)
     told["found"], told["refused"] = found["yes"]["value"], str(refused["no"])
     broken = [b._replace(images=b.images * torch.nan) for b in mine] if rank == 1 else mine
     try:
-        measure(model, {"yes": measures["yes"]}, lambda: broken)
+        measure_columns(model, {"yes": measures["yes"]}, lambda: broken)
     except UserError as error:
         told["raised"] = str(error)
     torch.save(told, folder / f"{rank}.pt")
@@ -181,7 +183,7 @@ def test_ranks_stay_in_step_whatever_one_of_them_meets(tmp_path):
         for b in (whole[0], *whole[:2])
         for i in range(4)
     ]
-    alone, _ = measure(model, importance, lambda: one_by_one)
+    alone, _ = measure_columns(model, importance, lambda: one_by_one)
     told = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(3)]
     for rank, mine in enumerate(told):
         assert mine["gather"] == [0, 1, 2] and mine["zero"] == 10 and int(mine["sum"]) == 3
@@ -245,7 +247,7 @@ def test_attention_of_all_blocks_takes_the_room_of_one_block_for_the_whole_batch
     model = make()
     layout, batch = mhprobe.attach(model).layout, one_batch(model, 70)
     seen, other = Watches(layout, needs), Watches(layout, {"grad"})
-    measure(model, {"seen": seen}, lambda: [batch])
+    measure_columns(model, {"seen": seen}, lambda: [batch])
     assert sum(seen.sizes) == 70 and len(seen.sizes) > 1
     room = 70 * max(site.attention_size for site in layout.sites)
     if seen.weights[0]:
@@ -254,7 +256,7 @@ def test_attention_of_all_blocks_takes_the_room_of_one_block_for_the_whole_batch
         assert (
             sum(seen.weights[0]) * 70 // seen.sizes[0] > room
         )  # the whole batch at once would not do
-    measure(model, {"other": other}, lambda: [batch])
+    measure_columns(model, {"other": other}, lambda: [batch])
     assert other.sizes == [70]  # who asks for no attention gets it whole
 
 
@@ -267,7 +269,9 @@ def test_pieces_add_up_to_what_the_whole_batch_gives(monkeypatch):
     for least in (4, 1000):
         monkeypatch.setattr(measuring, "LEAST", least)
         found.append(
-            measure(model, {make.__name__: make(layout) for make in makers}, lambda: [batch])[0]
+            measure_columns(
+                model, {make.__name__: make(layout) for make in makers}, lambda: [batch]
+            )[0]
         )
     for name in found[1]:
         for column, values in found[1][name].items():
@@ -362,5 +366,5 @@ def test_a_measure_whose_record_does_not_fit_does_not_hold_up_the_others(monkeyp
         "matrices": Watches(layout, {"attn"}),
         "WriteNorm": mhprobe.measures.WriteNorm(layout),
     }
-    columns, refused = measure(model, measures, lambda: [one_batch(model, 3)])
+    columns, refused = measure_columns(model, measures, lambda: [one_batch(model, 3)])
     assert set(columns) == {"WriteNorm"} and "GiB of free memory" in str(refused["matrices"])

@@ -12,7 +12,7 @@ import mhprobe
 from mhprobe.errors import UserError
 from mhprobe.heads import Donors, Patching
 from mhprobe.measures.parts.hashing import image_numbers
-from mhprobe.recording.patching import _Past, twins
+from mhprobe.recording.patching import _Past, twin_images
 from mhprobe.recording.replay import Replay
 from mhprobe.recording.taps import Taps
 from models import BUILDERS, images_for, labels_for, make_loud
@@ -97,7 +97,9 @@ def test_several_heads_at_once_and_their_own_outputs(model):
 def patched(model: nn.Module, **options):
     need = Patching(estimates=EVERY, **options)
     x, labels = images(model), labels_for(COUNT)
-    return mhprobe.record(model, x, labels, {need}).patched[need], twins(x, labels, None, need)
+    return mhprobe.record(model, x, labels, {need}).patched[need], twin_images(
+        x, labels, None, need
+    )
 
 
 @pytest.mark.parametrize("metric", ["logit_difference", "log_likelihood"])
@@ -218,29 +220,30 @@ def test_twins_hang_on_the_image_alone():
     donors = Donors(x.flip(0), labels.flip(0), image_numbers(x.flip(0)))
     for corrupt in ("class", "noise"):
         need = Patching(corrupt=corrupt, donors=donors)
-        whole = twins(x, labels, None, need).images
+        whole = twin_images(x, labels, None, need).images
         alone = torch.cat(
-            [twins(x[i : i + 1], labels[i : i + 1], None, need).images for i in range(9)]
+            [twin_images(x[i : i + 1], labels[i : i + 1], None, need).images for i in range(9)]
         )
         assert torch.equal(whole, alone)
         assert not torch.equal(
-            whole, twins(x, labels, None, Patching(corrupt=corrupt, donors=donors, seed=1)).images
+            whole,
+            twin_images(x, labels, None, Patching(corrupt=corrupt, donors=donors, seed=1)).images,
         )
 
 
 def test_a_donor_is_of_another_class_and_without_one_there_is_no_pair():
     x, labels = torch.randn(9, 3, 8, 8), torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2])
-    made = twins(x, labels, None, Patching())
+    made = twin_images(x, labels, None, Patching())
     assert (made.label != labels).all() and made.paired.all()
     for image, label in zip(made.images, made.label, strict=True):
         assert labels[(x == image).flatten(1).all(1)] == label
-    made = twins(x, torch.zeros(9, dtype=torch.long), None, Patching())
+    made = twin_images(x, torch.zeros(9, dtype=torch.long), None, Patching())
     assert not made.paired.any() and torch.equal(made.images, x)
 
 
 def test_noise_has_the_size_that_was_asked_for():
     x = 3 * torch.randn(4, 3, 32, 32)
-    made = twins(x, labels_for(4), None, Patching(corrupt="noise", noise=0.5))
+    made = twin_images(x, labels_for(4), None, Patching(corrupt="noise", noise=0.5))
     ratio = (made.images - x).flatten(1).std(1) / x.flatten(1).std(1)
     assert (ratio - 0.5).abs().max() < 0.05  # of 3,072 draws
 
@@ -250,7 +253,7 @@ def test_an_object_is_painted_in_the_ground_around_it():
     objects = torch.zeros(3, 4, 4, dtype=torch.long)
     objects[0, :2] = 1
     objects[2] = 2
-    made = twins(x, labels_for(3), objects, Patching(corrupt="object"))
+    made = twin_images(x, labels_for(3), objects, Patching(corrupt="object"))
     assert made.paired.tolist() == [True, False, False]  # nothing to remove, nothing left
     assert torch.equal(made.images[0, :, 2:], x[0, :, 2:]) and torch.equal(made.images[1], x[1])
     expected = x[0, :, 2:].mean((1, 2))[:, None, None].expand(3, 2, 4)

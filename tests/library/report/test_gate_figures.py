@@ -8,7 +8,7 @@ import torch
 from drawn import assert_nothing_is_clipped, images
 from layouts import LAYOUTS
 from mhprobe.heads import HeadLayout, HeadSite
-from mhprobe.lab.papers.causal_gates import ROLES, roles
+from mhprobe.lab.papers.causal_gates import ROLES, roles_by_gates
 from mhprobe.measures.parts.functions import LABELS
 from mhprobe.report.figures import gates, pruned
 from mhprobe.report.figures.style import COLOURS, save_figure
@@ -59,7 +59,7 @@ def test_histories_and_classes_fit_every_layout(layout):
     assert_nothing_is_clipped(figure)
     plus, minus = torch.rand(heads), torch.rand(heads)
     columns = {
-        "role": roles(plus, minus),
+        "role": roles_by_gates(plus, minus),
         "plus": plus,
         "minus": minus,
         "threshold": torch.tensor(0.5),

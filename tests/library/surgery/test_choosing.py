@@ -18,7 +18,7 @@ from mhprobe.masking.beam import Beam
 from mhprobe.masking.by_score import ByScore
 from mhprobe.masking.fisher import Fisher
 from mhprobe.masking.keep_best import KeepBest
-from mhprobe.masking.parts.curve import CurveSpec, known_orders, masking_curve
+from mhprobe.masking.parts.curve import CurveSpec, curve_on_splits, known_orders
 from mhprobe.masking.parts.units import make_units
 from mhprobe.masking.random import Random
 from mhprobe.pruning.given import Given
@@ -236,7 +236,7 @@ ORDERS = {
 @pytest.mark.parametrize("remove", [1, 4])
 def test_what_goes_is_what_is_off_at_that_point_of_the_curve(model, evaluate, name, remove):
     order = ORDERS[name]
-    curves = masking_curve(
+    curves = curve_on_splits(
         layout_of(model), CurveSpec("c", "head", order), evaluate, evaluate, steps=remove
     )
     row = next(row for row in tables.curve_rows(curves) if row["step"] == remove)

@@ -18,7 +18,7 @@ from mhprobe.framework.run.pruning import Pruning, of_pruned, stages_in_words
 from mhprobe.heads import KINDS
 from mhprobe.masking.by_score import ByScore
 from mhprobe.masking.fisher import Fisher
-from mhprobe.masking.parts.curve import CurveSpec, masking_curve
+from mhprobe.masking.parts.curve import CurveSpec, curve_on_splits
 from mhprobe.masking.random import Random
 from mhprobe.pruning import by_chance, rounds
 from mhprobe.pruning.given import Given
@@ -213,7 +213,7 @@ def test_what_is_left_of_a_rescaled_curve_is_rescaled(model, tmp_path):
         model, lambda: judge.selection.data.batches("val", "cpu"), 14, masked=MaskedAs(rescale=True)
     )
     spec = CurveSpec("c", "head", Fisher(), min_heads_per_layer=1, rescale=True)
-    curves = masking_curve(
+    curves = curve_on_splits(
         layout_of(model), spec, evaluate, evaluate, steps=3
     )  # one layer loses two heads
     table = tables.write_csv(

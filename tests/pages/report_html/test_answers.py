@@ -127,7 +127,7 @@ def test_the_first_sentence_answers_what_was_asked(asked, tmp_path):
     make, first = ANSWERS[asked]
     make(tmp_path / "run")
     run = read_run(tmp_path / "run")
-    said = words.result_in_words(run, atlas.heads(run), atlas.measures(run))
+    said = words.result_in_words(run, atlas.heads_listed(run), atlas.measures(run))
     assert re.match(first, said[0]), said[0]
     # the accuracy of the network as it is stands behind the answer, where it is another one
     assert not said[0].startswith("Test accuracy is")
@@ -168,7 +168,7 @@ def test_random_heads_stand_beside_chosen_ones_that_were_not_repaired_either(tmp
     pruned(tmp_path / "run")
     run = read_run(tmp_path / "run")
     run.tables["pruning"].rows[-1][run.tables["pruning"].columns.index("stage")] = "repaired"
-    said = words.result_in_words(run, atlas.heads(run), atlas.measures(run))[0]
+    said = words.result_in_words(run, atlas.heads_listed(run), atlas.measures(run))[0]
     assert said.endswith("; before repairing they cost 4.0, as many random heads 18.7.")
 
 

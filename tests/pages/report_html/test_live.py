@@ -15,7 +15,7 @@ from mhprobe.errors import UserError
 from mhprobe.pages.beside import keep, keep_live
 from mhprobe.pages.html import kept as module
 from mhprobe.pages.html import write_report
-from mhprobe.pages.live import Piece, stored
+from mhprobe.pages.live import ModelPart, stored
 from mhprobe.recording.outputs import logits_of
 from mhprobe.report.runs.run import read_run
 from models import huggingface, make_loud, tiny_eva, tiny_swin, tiny_vit
@@ -376,7 +376,7 @@ def smaller(kept, tmp_path, monkeypatch, most):
 def size_of(folder, kind):
     found, _ = read_run(folder).files.tensors(module.NETWORK)
     whole = [
-        Piece(each.numpy().tobytes(), 0, 0, [])
+        ModelPart(each.numpy().tobytes(), 0, 0, [])
         for name, each in found.items()
         if name.startswith("piece/")
     ]

@@ -133,7 +133,7 @@ def test_the_result_is_chosen_on_validation_and_told_on_test(a_run):
     assert (
         max(atlas.totals(run), key=lambda total: total["heads_within_1_point"])["curve"] == "lucky"
     )
-    said = " ".join(words.result_in_words(run, atlas.heads(run), atlas.measures(run)))
+    said = " ".join(words.result_in_words(run, atlas.heads_listed(run), atlas.measures(run)))
     # the curves end at 3 heads, below half
     assert said.startswith("3 of 12 heads can go for 30.0 points of test accuracy (29.0 to 32.0).")
     assert (
@@ -182,7 +182,7 @@ def halved(folder: Path, validation: list[float], test: list[float], **change: o
     add_rows(report, "masking_totals", [{"curve": "greedy", "split": "test"}], "totals")
     add_measure(report, "entropy", "per_head", {"value": torch.arange(12.0)})
     run = read_run(folder)
-    return words.result_in_words(run, atlas.heads(run), [])
+    return words.result_in_words(run, atlas.heads_listed(run), [])
 
 
 def test_the_headline_is_what_half_of_the_heads_cost_beside_random_ones(tmp_path):
@@ -206,7 +206,7 @@ def test_how_many_heads_can_go_is_left_to_a_promise(tmp_path):
     promised = {"points": 1, "confidence": 0.95, "steps": 2, "images": 500, "heads": 2}
     add_rows(Report(tmp_path / "a", layout()), "promise", [promised], "promise")
     run = read_run(tmp_path / "a")
-    kept = " ".join(words.result_in_words(run, atlas.heads(run), []))
+    kept = " ".join(words.result_in_words(run, atlas.heads_listed(run), []))
     assert "No curve tells" not in kept and "2 of 12 heads can go with the promise" in kept
 
 
@@ -244,7 +244,7 @@ def headline(folder: Path, steps: int, within: float, low: float, up: float = 1.
     columns = {"value": rise, "low": rise - 11 + low, "high": rise + up}
     add_measure(report, "alone", "per_head", columns, masks=True)
     run = read_run(folder)
-    return words.result_in_words(run, atlas.heads(run), atlas.measures(run))[:2]
+    return words.result_in_words(run, atlas.heads_listed(run), atlas.measures(run))[:2]
 
 
 def test_the_head_that_is_missed_most_follows_the_headline(tmp_path):
@@ -265,7 +265,9 @@ def test_a_step_of_several_heads_says_what_these_cost_together(tmp_path):
 
 def test_every_measure_stands_with_its_chance(a_run):
     run = read_run(a_run)
-    glance = {line["name"]: line for line in words.glance(atlas.heads(run), atlas.measures(run))}
+    glance = {
+        line["name"]: line for line in words.glance(atlas.heads_listed(run), atlas.measures(run))
+    }
     assert "; above that: 12" in glance["gate importance"]["chance"]
     assert glance["gate importance"]["high"] == "block 0, head 2: 3.0 (2.9 to 3.1)"
     assert glance["gate importance"]["about"].startswith("How much the loss of an image moves")
@@ -345,7 +347,9 @@ def test_even_attention_is_a_reference_and_never_chance(tmp_path):
     add_measure(alone, "similarity", "per_head", {**columns, "null": even}, "similarity")
     page = finish_report(tmp_path, "probe", layout())
     run = read_run(tmp_path)
-    lines = {line["name"]: line for line in words.glance(atlas.heads(run), atlas.measures(run))}
+    lines = {
+        line["name"]: line for line in words.glance(atlas.heads_listed(run), atlas.measures(run))
+    }
     assert lines["entropy"]["chance"] == "even attention would give 2.83"
     assert lines["similarity"]["chance"].startswith("chance gives 2.83")
     assert [one["reference"] for one in atlas.measures(run)] == ["even attention", "chance"]
@@ -387,9 +391,11 @@ def test_attention_is_of_who_was_asked_and_shows_the_images(page):
 
 
 def test_the_figures_of_a_page_and_its_live_one_are_made_once(tmp_path, monkeypatch):
-    folder, made, embed = make_run(tmp_path / "run"), [], page_of.embed
-    monkeypatch.setattr(page_of, "live", lambda name, run: Live({}, {}))
-    monkeypatch.setattr(page_of, "embed", lambda pictures: made.append(1) or embed(pictures))
+    folder, made, embed = make_run(tmp_path / "run"), [], page_of.embedded_pictures
+    monkeypatch.setattr(page_of, "kept_network", lambda name, run: Live({}, {}))
+    monkeypatch.setattr(
+        page_of, "embedded_pictures", lambda pictures: made.append(1) or embed(pictures)
+    )
     write_report(folder)
     assert len(made) == 1 and (folder / "live.html").is_file()
 
@@ -408,7 +414,7 @@ def test_a_single_random_order_is_not_said_to_be_searched_for(tmp_path):
     add_rows(report, "masking_totals", [total], "totals")
     run = read_run(tmp_path / "run")
     assert [line["averaged"] for line in atlas.lines(run)] == [True] and words.half(run, 12) is None
-    assert "random" not in " ".join(words.result_in_words(run, atlas.heads(run), []))
+    assert "random" not in " ".join(words.result_in_words(run, atlas.heads_listed(run), []))
 
 
 def test_damaged_attention_is_named_and_the_page_is_made(tmp_path):
@@ -517,7 +523,7 @@ def test_a_page_calls_accuracy_what_the_score_measures(name, tmp_path):
     lost = {"loss": scored.lost} if scored.lost else {}
     add_rows(report, "masking_curves", CURVES, "curves", label=scored.right, columns=lost)
     run = read_run(folder)
-    said = " ".join(words.result_in_words(run, atlas.heads(run), []))
+    said = " ".join(words.result_in_words(run, atlas.heads_listed(run), []))
     assert f"3 of 12 heads can go for 30.0 points of test {scored.right} (29.0 to 32.0)." in said
     stage = {
         "stage": "dense",
@@ -534,7 +540,7 @@ def test_a_page_calls_accuracy_what_the_score_measures(name, tmp_path):
     promised = {"points": 2, "confidence": 0.95, "heads": 2, "steps": 2, "images": 50}
     add_rows(report, "promise", [promised], "promise")
     run = read_run(folder)
-    said = " ".join(words.result_in_words(run, atlas.heads(run), []))
+    said = " ".join(words.result_in_words(run, atlas.heads_listed(run), []))
     assert f"Test {scored.right} goes from 90.0 % (80.0 to 95.0) to 85.0 %" in said
     assert (
         ", -5.0 points on the same images (95 % -8.1 to -2.0; McNemar's p = 0.0013), parameters "
@@ -576,7 +582,7 @@ def test_a_promise_names_the_units_that_can_go(tmp_path, gone, going, none):
         run = read_run(folder)
         assert [
             line
-            for line in words.result_in_words(run, atlas.heads(run), [])
+            for line in words.result_in_words(run, atlas.heads_listed(run), [])
             if line.startswith(f"{says} with the promise")
         ]
 
@@ -862,7 +868,7 @@ def test_neurons_are_strips_of_a_block_beside_the_squares_of_its_heads(tmp_path)
     report.add({"fisher": Result(tables.per_head(both, {"value": value}), label="fisher")})
     run = read_run(tmp_path)
     (measure,) = atlas.measures(run)
-    assert len(atlas.heads(run)) == 6 and measure["columns"]["value"] == value[:6].tolist()
+    assert len(atlas.heads_listed(run)) == 6 and measure["columns"]["value"] == value[:6].tolist()
     for block, strip in enumerate(measure["neurons"]):
         own = value[both.span(2 + block)]
         assert (strip["block"], strip["count"], len(strip["bins"])) == (block, 96, 64)
@@ -890,7 +896,7 @@ def test_numbers_are_rounded_as_people_write_them(tmp_path):
             report, name, "per_head", {"value": value, "low": value - half, "high": value + half}
         )
     run = read_run(tmp_path)
-    wide, narrow, none = words.glance(atlas.heads(run), atlas.measures(run))
+    wide, narrow, none = words.glance(atlas.heads_listed(run), atlas.measures(run))
     assert wide["high"].endswith(": 120 (110 to 130)") and wide["low"].endswith(": 100 (93 to 110)")
     # an interval that is narrower than two digits show: once "120 (120 to 120)"
     assert narrow["high"].endswith(": 117.3 (117.2 to 117.4)") and narrow["low"].endswith(
@@ -906,7 +912,7 @@ def test_an_interval_is_not_written_wider_than_it_is(tmp_path):
     spread = torch.linspace(0, 11, 12)
     add_measure(report, "entropy", "per_head", {name: end + spread for name, end in ends.items()})
     run = read_run(tmp_path)
-    (entropy,) = words.glance(atlas.heads(run), atlas.measures(run))
+    (entropy,) = words.glance(atlas.heads_listed(run), atlas.measures(run))
     assert entropy["low"].endswith(": 3.54 (3.53 to 3.56)") and entropy["high"].endswith(
         ": 14.54 (14.53 to 14.56)"
     )

@@ -52,7 +52,7 @@ def apart(*names: str) -> Callable[[Any, int], Parts]:
 
 
 @dataclass(frozen=True)
-class Trial:
+class MetaRun:
     """One attention module in the run on the meta device.
 
     entered: shape of the heads' outputs, (rows, ..., H * D) or, channels first, (rows, H * D,
@@ -89,10 +89,10 @@ class PartNames:
     parts: Callable[[Any, int], Parts] = packed
     weights: Callable[[Any], nn.Module | None] | None = lambda attention: attention.attn_drop
     hidden: str = NO_MODULE
-    windows: Callable[[Trial], Windows | None] | None = None
+    windows: Callable[[MetaRun], Windows | None] | None = None
     heads: str = "num_heads"
     prepare: Callable[[Any], None] = lambda attention: None
-    refuse: Callable[[Trial], None] = lambda trial: None
+    refuse: Callable[[MetaRun], None] = lambda trial: None
 
     def output(self, attention: nn.Module) -> Any:
         """Return W_O."""
@@ -121,7 +121,7 @@ class Located(Family):
     model: ClassVar[str | tuple[str, ...]] = ()
     kinds: ClassVar[Mapping[str, PartNames]]
     aside: ClassVar[tuple[str, ...]] = ()
-    before: ClassVar[int | str | Callable[[Trial], int]] = 0
+    before: ClassVar[int | str | Callable[[MetaRun], int]] = 0
 
     def __init_subclass__(cls) -> None:
         if "model" in vars(cls):
@@ -170,7 +170,7 @@ class Located(Family):
                     f"{', '.join(sorted(self.kinds))}."
                 )
 
-    def _site(self, model: Any, trial: Trial, image: tuple[int, int], block: int) -> HeadSite:
+    def _site(self, model: Any, trial: MetaRun, image: tuple[int, int], block: int) -> HeadSite:
         # of self a function would be a method
         kind = self.kind(trial.attention)
         before = type(self).before
@@ -277,7 +277,7 @@ def grid_of(
     return (rows, tokens // rows) if rows and tokens % rows == 0 else None
 
 
-def _trials(model: nn.Module, points: Mapping[str, str], size: tuple[int, int]) -> list[Trial]:
+def _trials(model: nn.Module, points: Mapping[str, str], size: tuple[int, int]) -> list[MetaRun]:
     """Attention modules in the order in which they run; UserError if the model does not take images of ``size``."""
     ghost, entered, outer = _ghost(model), {}, {}
     for name, point in points.items():
@@ -309,7 +309,7 @@ def _trials(model: nn.Module, points: Mapping[str, str], size: tuple[int, int]) 
     with trouble, torch.no_grad():
         ghost(images)
     return [
-        Trial(
+        MetaRun(
             name,
             model.get_submodule(name),
             model.get_submodule(name.rpartition(".")[0]),

@@ -98,7 +98,7 @@ class Rotary(AttentionRope):
         return super().forward(x, rope=rope, **options)
 
 
-class Cosine(nn.Module):
+class UnitLength(nn.Module):
     """Queries or keys of length one.
 
     factor: (H, 1, 1), its logarithm, which multiplies queries; None for keys.
@@ -169,7 +169,7 @@ def _keep_positions(module: Any, heads: Tensor) -> None:
     if positions is not None:
         positions.bias_shape = (*positions.bias_shape[:2], len(heads))
     norm = getattr(module, "q_norm", None)
-    if isinstance(norm, Cosine):
+    if isinstance(norm, UnitLength):
         norm.factor = _selected(norm.factor, 0, heads)  # type: ignore[arg-type]
 
 
@@ -191,7 +191,7 @@ def _holding_fewer(old: Any, by_head: bool) -> Any:
         bias = torch.cat([old.q_bias, torch.zeros_like(old.q_bias), old.v_bias]).detach()
         new.qkv.bias = nn.Parameter(bias, old.q_bias.requires_grad)
     if hasattr(old, "cpb_mlp"):  # Swin V2
-        new.q_norm, new.k_norm = Cosine(old.logit_scale, width), Cosine()
+        new.q_norm, new.k_norm = UnitLength(old.logit_scale, width), UnitLength()
         positions: Any = RelPosMlp(old.window_size, old.num_heads, mode="swin").to(old.proj.weight)
         positions.mlp, positions.rel_coords_log = (
             old.cpb_mlp,

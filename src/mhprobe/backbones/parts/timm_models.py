@@ -30,7 +30,7 @@ SIZES = {
 }
 
 
-def build(
+def build_timm(
     name: str,
     pretrained: bool = False,
     num_classes: int | None = 10,
@@ -246,7 +246,7 @@ def _refuse_cut_images(name: str, model: Any) -> None:
         )
 
 
-def input_spec(model: Any) -> dict[str, Any]:
+def timm_input(model: Any) -> dict[str, Any]:
     """Return the input of a model: ``size`` (height, width) in pixels, ``mean`` and ``std`` per channel (or 0.5).
 
     The size is the one that the model was built for, or that of its ``pretrained_cfg``. UserError
@@ -283,7 +283,7 @@ def colours_read(
 
 
 def colours_from(model: Any) -> Reading:
-    """Return where the mean and deviation of ``input_spec`` are from: a note of whoever loaded the model, or timm."""
+    """Return where the mean and deviation of ``timm_input`` are from: a note of whoever loaded the model, or timm."""
     if (noted := getattr(model, "readings", {}).get(COLOURS)) is not None:
         return noted
     config = getattr(model, "pretrained_cfg", None) or {}

@@ -22,11 +22,11 @@ from mhprobe.framework.questions.subject import Subject
 from mhprobe.heads import HeadLayout
 from mhprobe.io.progress import announce_stage
 from mhprobe.masking.base import SHARES
-from mhprobe.masking.parts.curve import CurveSpec, Splits, masking_curve
+from mhprobe.masking.parts.curve import CurveSpec, Splits, curve_on_splits
 from mhprobe.masking.parts.trace import Curve
 from mhprobe.masking.parts.units import make_units
 from mhprobe.masking.redundant_or_inert import MaskedHead, RedundantOrInert
-from mhprobe.recording.measuring import measure
+from mhprobe.recording.measuring import measure_columns
 from mhprobe.report.runs.run import measured_on
 from mhprobe.scoring.base import Score
 from mhprobe.scoring.parts.evaluate import Evaluator
@@ -92,7 +92,7 @@ class Masking:
         select, report = (scorers.on(split).under(spec) for split in (self.select_on, "test"))
         try:
             with _alone(spec, select):
-                return masking_curve(
+                return curve_on_splits(
                     scorers.layout,
                     spec,
                     select,
@@ -139,7 +139,7 @@ class Masking:
         makers = self.join.measures(material.layout)
 
         def find() -> dict[str, Tensor]:
-            columns, refused = measure(
+            columns, refused = measure_columns(
                 material.model, makers, walk, select, class_names=material.data.class_names
             )
             for name, error in refused.items() if material.first else ():

@@ -277,7 +277,9 @@ class NetworkOfMaterial:
                 if {"attn", "attn_grad"} & set(item.needs)
             )
             of, show = material.slopes_of, material.first
-            columns, refused = look(model, group, material.data, "test", label, of, show, beside)
+            columns, refused = measure_split(
+                model, group, material.data, "test", label, of, show, beside
+            )
         except UserError as error:  # the record refuses all of them
             self._note(error)
             return {}, dict.fromkeys(group, error)
@@ -330,7 +332,7 @@ class Control(NetworkOfMaterial):
         """Leave the material as it is: the trained network may be recorded."""
 
 
-def look(
+def measure_split(
     model: nn.Module,
     measures: Mapping[str, Measure],
     data: ImageData,
@@ -344,7 +346,7 @@ def look(
 
     Measures that choose do so on validation images.
 
-    Result and errors: as of ``recording.measuring.measure``. A collective.
+    Result and errors: as of ``recording.measuring.measure_columns``. A collective.
     """
     features = gives_features(model)
     device = next(model.parameters()).device

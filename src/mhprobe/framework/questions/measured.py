@@ -17,7 +17,7 @@ from mhprobe.gates.hard_concrete import HardConcreteGates
 from mhprobe.heads import Ablation, Patching
 from mhprobe.io.tensors import Outcomes
 from mhprobe.io.written import counted
-from mhprobe.masking.parts.trace import Curve, answering, at_step, totals
+from mhprobe.masking.parts.trace import Curve, answering, numbers_at_step, totals
 from mhprobe.measures.base import Measure
 from mhprobe.measures.parts.jackknife import ENOUGH, FEWEST, FOLDS
 from mhprobe.recording.measuring import label_of, needs_of, slices_of_batch
@@ -205,7 +205,7 @@ def masking_curves(material: Material, over: Over = "heads") -> dict[str, Result
     curve_totals = totals(curves)
     chance = material.chance if curves and curves[0].scored == Labels.scored else None
     results = of_curves(curves, curve_totals, material.layout, chance, over)
-    if numbers := at_step(curves):
+    if numbers := numbers_at_step(curves):
         results["masking_curves"] = results["masking_curves"]._replace(
             metrics=numbers, outcomes=_outcomes(material, curves)
         )

@@ -24,7 +24,7 @@ from mhprobe.io.progress import duration, progress
 from mhprobe.masking.parts.curve import CurveSpec
 from mhprobe.masking.parts.units import make_units
 from mhprobe.measures.base import Measure
-from mhprobe.recording.measuring import bytes_of, feed, said
+from mhprobe.recording.measuring import feed, record_bytes, said
 
 SHARE = 50  # an estimate takes a fiftieth of the images
 FEWEST = 8  # images; with fewer the start takes most of the time
@@ -166,7 +166,7 @@ def _cost_of_measures(material: Material, names: Sequence[str]) -> str:
 def _room(material: Material, model: nn.Module, measures: Mapping[str, Measure]) -> str:
     """Return in words the memory that the largest record takes; "" if it is small."""
     batch = min(material.data.eval_batch_size, material.data.sizes["test"])
-    return said(bytes_of(model, measures.values(), batch))
+    return said(record_bytes(model, measures.values(), batch))
 
 
 def _shown(material: Material, model: nn.Module, measures: Mapping[str, Measure]) -> bool | None:

@@ -240,7 +240,7 @@ def refuse_unread(cfg: Any, overrides: Iterable[str]) -> None:
 
 def _stopped(command: str, number: int) -> None:
     """Write which signal came and how to go on; on rank 0 alone, since srun and torchrun signal all ranks."""
-    if jobs.rank():
+    if jobs.rank_by_environment():
         return
     what = "interrupted" if number == signal.SIGINT else f"stopped ({signal.Signals(number).name})"
     training = "ckpt_path" in sections.sections(command)

@@ -29,7 +29,7 @@ _made: set[Path] = set()  # folders that this process has made for its runs
 FAILED = "failed.json"
 
 
-def rank() -> int:
+def rank_by_environment() -> int:
     """Return the number of this process among the ranks of its run; 0 if alone."""
     return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
 
@@ -70,7 +70,7 @@ def held(folder: Path) -> Iterator[None]:
             import fcntl
 
             try:
-                if rank() == 0:
+                if rank_by_environment() == 0:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UserError(
@@ -95,7 +95,7 @@ def keep_settings(
     A mistake puts back what was there. A folder that ``claim_folder`` has made goes if nothing else was
     written, but for a job of a sweep (``sweeping``), whose settings the sweep's end reads.
     """
-    if rank():
+    if rank_by_environment():
         yield
         return
     before = {file: file.read_bytes() for file in (folder / "config").glob("*.yaml")}

@@ -26,7 +26,7 @@ from unittest import mock
 from omegaconf import DictConfig, OmegaConf
 
 from mhprobe.errors import UserError, quoted
-from mhprobe.framework.run.jobs import rank
+from mhprobe.framework.run.jobs import rank_by_environment
 from mhprobe.framework.run.quiet import quiet
 from mhprobe.framework.run.shortage import naming_settings
 from mhprobe.io.progress import announce, screen
@@ -75,7 +75,7 @@ def run(
         )
     if processes == 1 or launched:
         shown = (
-            "off" if rank() else checked.progress
+            "off" if rank_by_environment() else checked.progress
         )  # of several processes the first has the screen
         with (
             naming_settings(checked),
@@ -249,7 +249,7 @@ def _rank(task: str, folder: Path) -> None:
 
 def _last_words(text: object) -> None:
     """Write a traceback, or the number of the signal that this rank got, for the process that started it."""
-    path = Path(os.environ[NOTES]) / f"rank_{rank()}.txt"
+    path = Path(os.environ[NOTES]) / f"rank_{rank_by_environment()}.txt"
     with contextlib.suppress(FileExistsError, FileNotFoundError), path.open("x") as file:
         file.write(str(text))
 

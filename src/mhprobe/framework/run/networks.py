@@ -16,7 +16,7 @@ from mhprobe.data.source import other_classes
 from mhprobe.errors import UserError, refuse_misfits
 from mhprobe.framework.run.construct import construct, keyed, naming_keys
 from mhprobe.framework.run.devices import build_lightning
-from mhprobe.framework.run.jobs import rank
+from mhprobe.framework.run.jobs import rank_by_environment
 from mhprobe.framework.run.schema import Config, refuse_without_classifier
 from mhprobe.framework.training.classifier import GatedClassifier
 from mhprobe.heads import HeadLayout
@@ -118,7 +118,7 @@ def _gated(
 
 def _warn_of_test_images(description: Mapping[str, Any]) -> None:
     chosen_by = description.get("chosen_by", ())
-    if rank() == 0 and any(images.startswith("test:") for images in chosen_by):
+    if rank_by_environment() == 0 and any(images.startswith("test:") for images in chosen_by):
         log.warning(
             "weights: test images chose the heads of this network: its numbers on test images are "
             "too good."
@@ -138,7 +138,7 @@ def _label(cfg: Config, data: ImageData, backbone: nn.Module, class_names: Seque
         cfg, logger=False, enable_checkpointing=False
     ).strategy.root_device  # each rank has its own
     data.label_by(backbone.to(device).eval(), class_names, device)
-    if rank() == 0:
+    if rank_by_environment() == 0:
         print(
             f"data: {data.source.name} has no labels. Accuracy is the share of images whose "
             "largest logit is where the "

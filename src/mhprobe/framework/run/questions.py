@@ -23,7 +23,7 @@ from mhprobe.framework.questions.measured import (
 from mhprobe.framework.questions.plan import Question
 from mhprobe.framework.run import image_data, networks, trainers
 from mhprobe.framework.run.construct import construct, naming_keys
-from mhprobe.framework.run.jobs import rank
+from mhprobe.framework.run.jobs import rank_by_environment
 from mhprobe.framework.run.schema import Config, Paper
 from mhprobe.framework.run.schema import Masking as Curves
 from mhprobe.framework.training.classifier import GatedClassifier
@@ -115,7 +115,7 @@ def material(cfg: Config, model: GatedClassifier, data: ImageData) -> Material:
         twin=_control(model, cfg.seed, wanted=not study) if parts and _controlled(cfg) else None,
         target=cfg.probe.target if cfg.probe else None,
         seed=cfg.seed,
-        first=rank() == 0,
+        first=rank_by_environment() == 0,
         store=networks.kept_measurements(cfg),
     )
 
@@ -254,7 +254,7 @@ def _refuse_beyond(step: int, specs: Sequence[CurveSpec], layout: Any) -> None:
     longest = max(lengths.values(), default=0)
     if step > longest:
         raise UserError(f"masking.step: steps 0 to {longest} exist, got {step}. Give one of these.")
-    for name, length in lengths.items() if rank() == 0 else ():
+    for name, length in lengths.items() if rank_by_environment() == 0 else ():
         if step > length:
             log.warning(
                 "masking.step: %s ends at step %d, so step %d leaves it out.", name, length, step

@@ -14,7 +14,7 @@ from mhprobe.framework.run import image_data, networks
 from mhprobe.framework.run.composing import network
 from mhprobe.framework.run.construct import construct, naming_keys
 from mhprobe.framework.run.devices import build_lightning
-from mhprobe.framework.run.jobs import rank
+from mhprobe.framework.run.jobs import rank_by_environment
 from mhprobe.framework.run.resume import facts_of_run
 from mhprobe.framework.run.schema import Config
 from mhprobe.framework.run.wing import pages
@@ -40,7 +40,7 @@ from mhprobe.report.summary import show
 
 def open_report(cfg: Config, folder: Path, layout: HeadLayout) -> Report:
     """Return a report that writes into ``folder`` and to the loggers."""
-    rank_zero_only.rank = rank()  # type: ignore[attr-defined]  # loggers ask for it, and there is no trainer yet
+    rank_zero_only.rank = rank_by_environment()  # type: ignore[attr-defined]  # loggers ask for it, and there is no trainer yet
     loggers = []
     for name, part in cfg.logger.items():
         if part.get("job_type", "") is None:  # W&B groups runs by it
@@ -57,7 +57,7 @@ def open_report(cfg: Config, folder: Path, layout: HeadLayout) -> Report:
     else:
         untrained = "" if cfg.backbone.get("pretrained") else "untrained "
         report.network = f"{untrained}{cfg.backbone.get('name', 'network')}"
-    if rank() == 0:
+    if rank_by_environment() == 0:
         report.origin = origin(cfg.command, folder)
     return report
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mhprobe.data.base import ImageData
-from mhprobe.framework.questions.material import look
+from mhprobe.framework.questions.material import measure_split
 from mhprobe.gates import gates_of
 from mhprobe.measures.base import Measure
 from mhprobe.recording.measuring import label_of
@@ -83,7 +83,7 @@ class History(L.Callback):
         """A head's history gets a point; what is no value per head gets a table and figure of its own."""
         data: ImageData = trainer.datamodule  # type: ignore[attr-defined]
         self.last_step = trainer.global_step
-        measured, refused = look(
+        measured, refused = measure_split(
             module, self.measures, data, "val", of=self.target, show=trainer.is_global_zero
         )
         for name, error in refused.items():

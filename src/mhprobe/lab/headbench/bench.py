@@ -25,14 +25,14 @@ from mhprobe.heads import HeadLayout
 from mhprobe.lab.headbench.canvas import draw_images
 from mhprobe.lab.headbench.plants import all_plants, grow
 from mhprobe.measures.base import Measure
-from mhprobe.recording.measuring import Columns, measure
+from mhprobe.recording.measuring import Columns, measure_columns
 from mhprobe.stats.agreement import auroc
 from mhprobe.stats.significance import t_interval
 
 Make = Callable[[HeadLayout], Measure]
 
 
-class Row(NamedTuple):
+class DetectorRow(NamedTuple):
     """One detector of one plant.
 
     direction: +1 for large values expected, -1 for small ones, 0 for no expectation.
@@ -69,7 +69,7 @@ def bench(
     seeds: Sequence[int],
     images: int = 64,
     say: Callable[[str], None] = lambda line: None,
-) -> list[Row]:
+) -> list[DetectorRow]:
     """Score every measure on every plant.
 
     images: to measure, and as many to choose on. UserError: a missing column.
@@ -133,7 +133,7 @@ def columns_on(
     """Columns by measure on the images ``look``, and the refusals; ``choose``: images for measures that choose."""
     measures = {name: make(layout) for name, make in makes.items()}
     with warnings.catch_warnings(action="ignore"):  # some measures warn of heads that are alike
-        return measure(model, measures, lambda: [look], lambda: [choose])
+        return measure_columns(model, measures, lambda: [look], lambda: [choose])
 
 
 def told_of(
@@ -163,12 +163,12 @@ def told_of(
     return Told(share * auroc(numbers, others) + (1 - share) / 2, share == 1)
 
 
-def _row(direction: int, family: str, plant: str, name: str, scores: Sequence[Told]) -> Row:
+def _row(direction: int, family: str, plant: str, name: str, scores: Sequence[Told]) -> DetectorRow:
     values = torch.tensor([score.auroc for score in scores], dtype=torch.float64)
     values = 1 - values if direction < 0 else values
     mean, low, high = torch.stack(t_interval(values[:, None])).clamp(0, 1).flatten().tolist()
     numbers = sum(score.complete for score in scores)
-    return Row(family, plant, name, direction, mean, low, high, len(values), numbers)
+    return DetectorRow(family, plant, name, direction, mean, low, high, len(values), numbers)
 
 
 def entries(names: Sequence[str] | None, entered: Sequence[str] = ()) -> dict[str, Make]:

@@ -181,7 +181,9 @@ def causal_gates(
         plus = fit("plus", begin, options.weight, options.steps)
         minus = fit("minus", begin, -options.weight, options.steps)
         start, plus, minus = (logits.sigmoid() for logits in (begin, plus, minus))
-    role = roles(plus, minus, options.threshold).masked_fill(factors == 0, ROLES.index("closed"))
+    role = roles_by_gates(plus, minus, options.threshold).masked_fill(
+        factors == 0, ROLES.index("closed")
+    )
     plus, minus, start = (
         gate.masked_fill(factors == 0, torch.nan) for gate in (plus, minus, start)
     )
@@ -189,7 +191,7 @@ def causal_gates(
     return {"role": role, "plus": plus, "minus": minus, "start": start, **scores}
 
 
-def roles(plus: Tensor, minus: Tensor, threshold: float = 0.5) -> Tensor:
+def roles_by_gates(plus: Tensor, minus: Tensor, threshold: float = 0.5) -> Tensor:
     """(A,) int64, index into ROLES, from the gates under +L1 and under -L1."""
     needed, tolerated = plus > threshold, minus > threshold
     role = torch.full(plus.shape, ROLES.index("irrelevant"), device=plus.device)

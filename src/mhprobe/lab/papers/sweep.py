@@ -34,7 +34,7 @@ METRICS = (
 Groups = dict[str, list[tuple[str, ...]]]  # by division (A,) the groups of each head
 
 
-class Gates(NamedTuple):
+class GatesOfRun(NamedTuple):
     """Heads of a run, by its tables/gates.csv.
 
     digest: of the layout, empty if the table has none.
@@ -56,12 +56,12 @@ class GatedRun(NamedTuple):
     name: str
     settings: dict[str, str]
     metrics: dict[str, float]
-    gates: Gates
+    gates: GatesOfRun
     description: dict[str, Any]
     images: str | None  # digest of its test images, if it kept which were right
 
 
-def collect(folder: Path) -> list[GatedRun]:
+def finished_runs(folder: Path) -> list[GatedRun]:
     """Read the finished runs with learned gates below ``folder``, fewest heads first.
 
     UserError if there are none.
@@ -110,7 +110,7 @@ def write_sweep(
     from mhprobe.report.figures import pruned
     from mhprobe.report.report import Report, Result, Sample
 
-    runs = collect(folder)
+    runs = finished_runs(folder)
     first = runs[0]
     chance = 1 / max(1, len(first.description.get("class_names", ())))
     right = None if probe is None else read_run(probe).outcomes()
@@ -164,7 +164,7 @@ def survivors_of(runs: Sequence[GatedRun], probe: Path | None = None) -> list[Su
     return [row for run in runs for row in survivors(run.name, run.gates.kept, groups)]
 
 
-def probe_columns(folder: Path, heads: Gates) -> dict[str, list[float]]:
+def probe_columns(folder: Path, heads: GatesOfRun) -> dict[str, list[float]]:
     """Return ``<table>.<column>`` of a probed run, for functions of heads.
 
     UserError if it probed other heads.
@@ -198,7 +198,7 @@ def _read(folder: Path) -> GatedRun | None:
     if "gates" not in run.tables or not set(METRICS) <= set(metrics):
         return None
     path = run.folder / "tables" / "gates.csv"
-    unnamed = Gates(path, "", [False] * len(run.tables["gates"].rows), {})
+    unnamed = GatesOfRun(path, "", [False] * len(run.tables["gates"].rows), {})
     rows = read_heads(path, ("stage", "block", "kept"), unnamed, "sweep")
     groups: Groups = {
         name: [(f"{name} {row[name]}",) for row in rows] for name in ("stage", "block")
@@ -211,7 +211,7 @@ def _read(folder: Path) -> GatedRun | None:
         raise UserError(
             f"sweep: {path}, column kept: expected 0 or 1, and a head with 1. Was the file edited?"
         )
-    gates = Gates(path, rows[0].get(DIGEST, ""), [row["kept"] == "1" for row in rows], groups)
+    gates = GatesOfRun(path, rows[0].get(DIGEST, ""), [row["kept"] == "1" for row in rows], groups)
     check_layout(path, rows, gates, "sweep")
     return GatedRun(
         folder.name, settings, metrics, gates, run.model, None if right is None else right.images

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mhprobe.stats.survival import Survivors
 
 
-class Row(NamedTuple):
+class SizeRow(NamedTuple):
     """One number of heads. Accuracies on the test images; pruned: with gates of exactly 0 and 1.
 
     delta: scratch - pruned, with its 95 % interval. p: McNemar's exact test; p_holm: corrected over
@@ -58,7 +58,7 @@ def run(cfg: Config, folder: Path) -> None:
     import torch
 
     from mhprobe.framework.run import image_data, networks, trainers
-    from mhprobe.framework.run.jobs import rank
+    from mhprobe.framework.run.jobs import rank_by_environment
     from mhprobe.lab.papers import sweep
     from mhprobe.pages.html import finish_report
     from mhprobe.report.runs.facts import origin
@@ -84,7 +84,7 @@ def run(cfg: Config, folder: Path) -> None:
     trainers.test(trainers.build_trainer(cfg, [], report), model, data, report)
     report.close()
     accuracy = model.results["test/accuracy"]
-    rows = [Row(heads, accuracy, accuracy, accuracy, before or "", before or "")]
+    rows = [SizeRow(heads, accuracy, accuracy, accuracy, before or "", before or "")]
     quarters = [max(1, round(heads * share)) for share in (0.75, 0.5, 0.25)]
     for size in options.heads or dict.fromkeys(quarters):
         target = {"penalty": {**(cfg.gates.penalty or {}), "heads": size}, "keep": size}
@@ -96,11 +96,16 @@ def run(cfg: Config, folder: Path) -> None:
         rows.append(_compared(size, pruned, scratch, learned or "", epochs))
     adjusted = holm(torch.tensor([row.p for row in rows[1:]], dtype=torch.float64)).tolist()
     rows[1:] = [row._replace(p_holm=p) for row, p in zip(rows[1:], adjusted, strict=True)]
-    if rank() == 0:
+    if rank_by_environment() == 0:
         facts = origin(cfg.command, folder)
         probe = None if options.probe is None else Path(options.probe)
         write_study(
-            folder, rows, data, cfg.style, facts, sweep.survivors_of(sweep.collect(folder), probe)
+            folder,
+            rows,
+            data,
+            cfg.style,
+            facts,
+            sweep.survivors_of(sweep.finished_runs(folder), probe),
         )
         sweep.write_sweep(folder, probe, cfg.style, accuracy, facts)
         finish_report(folder, cfg.command, model.gates.layout)
@@ -126,12 +131,14 @@ def _whole_network(cfg: Config) -> Path:
     return Path(weights)
 
 
-def _compared(heads: int, pruned: Fitted, scratch: Fitted, learned: int | str, epochs: int) -> Row:
+def _compared(
+    heads: int, pruned: Fitted, scratch: Fitted, learned: int | str, epochs: int
+) -> SizeRow:
     from mhprobe.stats.significance import paired
 
     test, binary = paired(pruned.right, scratch.right), pruned.metrics["gates/binary_accuracy"]
     gates, new = (arm.metrics["test/accuracy"] for arm in (pruned, scratch))
-    return Row(
+    return SizeRow(
         heads, binary, gates, new, learned, epochs, test.difference, test.low, test.high, test.p
     )
 
@@ -164,7 +171,7 @@ def fit_and_test(cfg: Config, folder: Path) -> Fitted:
 
 def write_study(
     folder: Path,
-    rows: list[Row],
+    rows: list[SizeRow],
     data: ImageData,
     style: str,
     origin: Mapping[str, str],
@@ -185,7 +192,7 @@ def write_study(
     arms = [f"heads_{row.heads}_pruned" for row in rows[1:]]
     counts = [list(groups.values())] + [[kept[arm, group] for group in groups] for arm in arms]
     full = [[*row, images, *count] for row, count in zip(rows, counts, strict=True)]
-    table = tables.Table([*Row._fields, "images", *groups], full)
+    table = tables.Table([*SizeRow._fields, "images", *groups], full)
     points = [(row.heads, row.pruned, row.scratch) for row in rows]
     sure = [significant(row.p_holm) for row in rows]
     figure = pruned.voita(points, images, 1 / data.num_classes, sure)

@@ -82,7 +82,7 @@ def refuse_cells(cfg: Config) -> None:
         )
 
 
-def questions(cfg: Config, folder: Path) -> Asks:
+def question_of_cells(cfg: Config, folder: Path) -> Asks:
     """Return the one question of mhprobe.prunebench.
 
     UserError for settings that it cannot follow.

@@ -22,7 +22,7 @@ from mhprobe.backbones.parts.narrow import fix_position_biases
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.io.progress import progress
-from mhprobe.masking.base import Target
+from mhprobe.masking.base import PathTarget
 from mhprobe.masking.parts.units import saving_of_each
 from mhprobe.pruning.budget import within
 from mhprobe.pruning.rounds import Judge
@@ -164,7 +164,7 @@ def _chosen(
     return mask
 
 
-def _searched(at: Callable[[float], Tensor], target: Target) -> Tensor:
+def _searched(at: Callable[[float], Tensor], target: PathTarget) -> Tensor:
     """(A,) bool, what goes at the least ratio that meets the target."""
     low, high, least, best = 0.0, 1.0, 1.0, None
     with progress("ratios of torch_pruning", HALVINGS, "ratios") as done:

@@ -97,7 +97,7 @@ class Splits(NamedTuple):
     chosen_by: str = ""
 
 
-def masking_curve(
+def curve_on_splits(
     layout: HeadLayout,
     spec: CurveSpec,
     evaluate_select: Evaluate,

@@ -150,7 +150,7 @@ class Curve:
         The one rule of curves, figures and tables. Where nothing was tested, on the images that
         chose the path, the first point that is more than a point of accuracy lower.
         """
-        return first(self.falls if self.worse is None else self.worse)
+        return first_drop(self.falls if self.worse is None else self.worse)
 
     @property
     def little(self) -> int:
@@ -158,7 +158,7 @@ class Curve:
 
         Fewer images show less. Where nothing was tested, ``drop``.
         """
-        return self.drop if self.unshown is None else first(self.unshown)
+        return self.drop if self.unshown is None else first_drop(self.unshown)
 
     @property
     def unshown(self) -> Tensor | None:
@@ -172,7 +172,7 @@ class Curve:
         return (low < -0.01 - ROUNDING) & (torch.arange(len(low)) > 0)
 
 
-def first(dropped: Tensor) -> int:
+def first_drop(dropped: Tensor) -> int:
     """The first of K points where ``dropped`` is True; K if there is none."""
     return int(dropped.int().argmax()) if dropped.any() else len(dropped)
 
@@ -265,7 +265,7 @@ def totals(curves: Sequence[Curve]) -> list[Totals]:
             split=curve.split,
             search=curve.search,
             unmasked=float(curve.points.accuracy[0]),
-            area_shared=area(curve.points, shared[curve.split]),
+            area_shared=mean_accuracy(curve.points, shared[curve.split]),
             shared_heads=shared[curve.split],
             heads_within_1_point=_before(curve.points, curve.falls),
             heads_shown_within_1_point=_shown(curve),
@@ -284,7 +284,7 @@ def summary(rows: Sequence[Totals]) -> dict[str, float]:
     return {name: number for name, number in numbers.items() if number is not None}
 
 
-def at_step(curves: Sequence[Curve]) -> dict[str, float]:
+def numbers_at_step(curves: Sequence[Curve]) -> dict[str, float]:
     """Numbers of the curves of which one step alone was scored; {} of whole curves.
 
     ``masked/<curve>/<number>`` on the last split of each curve: the accuracy (or the metric of
@@ -322,7 +322,7 @@ def _masked(curve: Curve) -> dict[str, float]:
     return {new: float(getattr(curve.points, old)[0]) for old, new in names.items()}
 
 
-def area(points: Points, until: float) -> float:
+def mean_accuracy(points: Points, until: float) -> float:
     """Mean accuracy from no head masked to ``until`` (trapezoids, straight lines between points)."""
     heads = points.heads.numpy()
     accuracy = points.accuracy.numpy()
@@ -337,4 +337,4 @@ def _shown(curve: Curve) -> float | None:
 
 def _before(points: Points, dropped: Tensor) -> float:
     """Heads masked at the last point before the first that has dropped."""
-    return float(points.heads[: first(dropped)].max())
+    return float(points.heads[: first_drop(dropped)].max())

@@ -22,7 +22,7 @@ from torch import Tensor
 from mhprobe.errors import UserError, fits, quoted
 from mhprobe.heads import HeadLayout
 from mhprobe.io.written import counted
-from mhprobe.masking.base import ROUNDING, SHARES, Cost, Limits, Path, Target, Units
+from mhprobe.masking.base import ROUNDING, SHARES, Cost, Limits, Path, PathTarget, Units
 
 
 def index(layout: HeadLayout, layers: Sequence[int]) -> Units:
@@ -115,7 +115,7 @@ def _units(
 
 def targets_of(
     setting: Mapping[str, float], layout: HeadLayout, costs: Mapping[str, Cost]
-) -> tuple[Target, ...]:
+) -> tuple[PathTarget, ...]:
     """The target that ``{heads: 36}`` or ``{flops: 0.8}`` (one of SHARES) asks for; no heads beside neurons.
 
     ``{head: 0.9, neuron: 0.75}``, for all kinds of the layout, is a target each: the share of the
@@ -126,7 +126,8 @@ def targets_of(
         fits(share, float) and 0 <= share <= 1 for share in setting.values()
     ):
         return tuple(
-            Target(kind, float(share), _share_of(kind, layout)) for kind, share in setting.items()
+            PathTarget(kind, float(share), _share_of(kind, layout))
+            for kind, share in setting.items()
         )
     heads: dict[str, Cost] = {"heads": lambda masks: (~masks).sum(-1).double()}
     targets = {**(heads if layout.kinds <= {"head"} else {}), **costs}
@@ -142,7 +143,7 @@ def targets_of(
             f"masking target: {unit}: expected the amount left, from 0 to {most}, got "
             f"{quoted(value)}."
         )
-    return (Target(unit, float(value), targets[unit]),)
+    return (PathTarget(unit, float(value), targets[unit]),)
 
 
 def _share_of(kind: str, layout: HeadLayout) -> Cost:
@@ -204,7 +205,7 @@ def _keep_floor(most_A: Tensor, layout: HeadLayout, floor: int, multiple: int) -
         part[: -(-floor // size) * size] = False
 
 
-def _all_but_costliest(most_A: Tensor, kept_UA: Tensor, targets: Sequence[Target]) -> Tensor:
+def _all_but_costliest(most_A: Tensor, kept_UA: Tensor, targets: Sequence[PathTarget]) -> Tensor:
     """Return (A,) bool, all but the costliest unit, which may be the last: no order stops later.
 
     ``most_A`` where some target is above what every single unit leaves.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from mhprobe.masking.base import Evaluate
-from mhprobe.masking.search.base import Choice, Search, SearchStep
+from mhprobe.masking.search.base import Search, SearchChoice, SearchStep
 from mhprobe.masking.search.exact import Exact
 from mhprobe.masking.search.racing import Racing
 from mhprobe.masking.search.screened import Screened
@@ -25,5 +25,5 @@ class Auto(Search):
         """The search for these units, (U, A) bool."""
         return self.single if bool((masks.sum(1) == 1).all()) else self.several
 
-    def choose(self, step: SearchStep, evaluate: Evaluate) -> Choice:
+    def choose(self, step: SearchStep, evaluate: Evaluate) -> SearchChoice:
         return self.of(step.units).choose(step, evaluate)

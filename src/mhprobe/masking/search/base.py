@@ -45,7 +45,7 @@ class SearchStep:
         return merit.index(max(merit))
 
 
-class Choice(NamedTuple):
+class SearchChoice(NamedTuple):
     """The chosen candidate, and the scores of its mask on all images, if known."""
 
     candidate: int
@@ -67,7 +67,7 @@ class Search(Protocol):
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
-    def choose(self, step: SearchStep, evaluate: Evaluate) -> Choice:
+    def choose(self, step: SearchStep, evaluate: Evaluate) -> SearchChoice:
         """The best candidate, or one as good as the search promises."""
         ...
 

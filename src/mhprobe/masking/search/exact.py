@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mhprobe.errors import whole_number
 from mhprobe.masking.base import Evaluate, Scores
-from mhprobe.masking.search.base import Choice, ScoresSoFar, Search, SearchStep
+from mhprobe.masking.search.base import ScoresSoFar, Search, SearchChoice, SearchStep
 
 ABREAST = (
     1 / 8
@@ -42,12 +42,12 @@ class Exact(Search):
         whole_number("masking search exact: parts", self.parts, 1)
         whole_number("masking search exact: least", self.least, 1)
 
-    def choose(self, step: SearchStep, evaluate: Evaluate) -> Choice:
+    def choose(self, step: SearchStep, evaluate: Evaluate) -> SearchChoice:
         every = torch.arange(evaluate.images)
         if self.parts == 1 or len(step.units) == 1:
             scores = evaluate(step.masks)
             best = step.winner(scores)
-            return Choice(best, Scores(scores.right[best, None], scores.losses[best, None]))
+            return SearchChoice(best, Scores(scores.right[best, None], scores.losses[best, None]))
         seen = ScoresSoFar(step, evaluate)
         first = torch.tensor([0])
         if step.before is None:
@@ -58,7 +58,7 @@ class Exact(Search):
             seen.look(going, pieces[int(place_U[going[0]])])
             place_U[going] += 1
         best = seen.winner(seen.complete(), every)
-        return Choice(best, seen.scores(torch.tensor([best]), every))
+        return SearchChoice(best, seen.scores(torch.tensor([best]), every))
 
     def _pieces(self, before: Scores, prefers: int) -> list[Tensor]:
         order = before.losses[0].argsort(descending=prefers > 0, stable=True)

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.masking.base import Evaluate
-from mhprobe.masking.search.base import Choice, ScoresSoFar, Search, SearchStep
+from mhprobe.masking.search.base import ScoresSoFar, Search, SearchChoice, SearchStep
 
 BETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56)
 DARING = 0.9  # share of the largest bet that cannot ruin
@@ -62,11 +62,11 @@ class Racing(Search):
                 f"epsilon={self.epsilon}, delta={self.delta}, batch={self.batch}."
             )
 
-    def choose(self, step: SearchStep, evaluate: Evaluate) -> Choice:
+    def choose(self, step: SearchStep, evaluate: Evaluate) -> SearchChoice:
         """A candidate within epsilon of the best, with probability 1 - delta."""
         rivals = len(step.units) - 1
         if rivals == 0:
-            return Choice(0)
+            return SearchChoice(0)
         generator = torch.Generator().manual_seed(self.seed + step.number)
         order = torch.randperm(evaluate.images, generator=generator)
         log_level = math.log(2 * rivals / self.delta)
@@ -77,7 +77,9 @@ class Racing(Search):
             seen.look(alive, past[end - self.batch :])
             leader = seen.winner(alive, past)
             if end >= len(order):
-                return Choice(leader, seen.scores(torch.tensor([leader]), torch.arange(len(order))))
+                return SearchChoice(
+                    leader, seen.scores(torch.tensor([leader]), torch.arange(len(order)))
+                )
             right_Un = step.prefers * seen.right[alive[:, None], past].double()
             ahead_Un = right_Un[alive == leader] - right_Un
             worse = rejected(ahead_Un, 0.0, len(order), log_level)
@@ -85,7 +87,7 @@ class Racing(Search):
                 worse | rejected(ahead_Un, self.epsilon, len(order), log_level) | (alive == leader)
             )
             if settled.all():
-                return Choice(leader)
+                return SearchChoice(leader)
             alive = alive[~worse]
         raise AssertionError("a split without images")
 

@@ -20,7 +20,7 @@ import torch
 
 from mhprobe.errors import whole_number
 from mhprobe.masking.base import Evaluate
-from mhprobe.masking.search.base import Choice, Search, SearchStep
+from mhprobe.masking.search.base import Search, SearchChoice, SearchStep
 from mhprobe.masking.search.exact import Exact
 
 SLOPES = 2  # evaluations that a recorded backward pass costs
@@ -36,7 +36,7 @@ class Screened(Search):
     def __post_init__(self) -> None:
         whole_number("masking search screened: best", self.best, 1)
 
-    def choose(self, step: SearchStep, evaluate: Evaluate) -> Choice:
+    def choose(self, step: SearchStep, evaluate: Evaluate) -> SearchChoice:
         """Let ``then`` choose among the ``best`` candidates of lowest predicted loss (highest, for hurt_most)."""
         if len(step.units) <= self.best + SLOPES:  # trying all costs no more than predicting
             return self.then.choose(step, evaluate)

@@ -362,7 +362,7 @@ class PairMeasure(Similarity):
         facts = [
             f"{count or '?'} tokens, width {self.layout.sites[s].head_dim}" for s, count in counted
         ]
-        refuse_unlike(self.name, self.pairs, [self.layout.sites[s] for s in sites], facts)
+        refuse_unlike_sites(self.name, self.pairs, [self.layout.sites[s] for s in sites], facts)
 
 
 def groups_of_sites(name: str, layout: HeadLayout, pairs: Pairs) -> tuple[tuple[int, ...], ...]:
@@ -373,7 +373,9 @@ def groups_of_sites(name: str, layout: HeadLayout, pairs: Pairs) -> tuple[tuple[
     return tuple(tuple(sites) for _, sites in itertools.groupby(range(len(layout.sites)), key))
 
 
-def refuse_unlike(name: str, pairs: Pairs, sites: Sequence[HeadSite], facts: Sequence[str]) -> None:
+def refuse_unlike_sites(
+    name: str, pairs: Pairs, sites: Sequence[HeadSite], facts: Sequence[str]
+) -> None:
     """Raise UserError unless the ``facts`` (a few words per site) of compared sites are equal."""
     for site, fact in zip(sites, facts, strict=True):
         if fact != facts[0]:

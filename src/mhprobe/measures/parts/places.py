@@ -221,13 +221,13 @@ def real_tokens(name: str, batch: HeadBatch, number: int, site: HeadSite) -> Ten
     name: of the measure.
     """
     if site.line:
-        attention = Attention(batch.weights_of(number, name), len(batch.valid))
+        attention = SiteAttention(batch.weights_of(number, name), len(batch.valid))
         (valid,) = batch.valid.nonzero(as_tuple=True)
         return words_of(attention.at(valid)).double()
     return torch.ones_like(batch.z[number][batch.valid, :, 0, 0], dtype=torch.float64)
 
 
-class Attention:
+class SiteAttention:
     """Attention of one site on the images of a batch: windows are apart from images.
 
     shape: (B, W, H, Q, K). device: where it is.
@@ -241,16 +241,16 @@ class Attention:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def wide(self) -> "Attention":
+    def wide(self) -> "SiteAttention":
         """Return the same attention, of queries and keys in float64."""
-        return Attention(self.weights.wide(torch.float64), len(self))
+        return SiteAttention(self.weights.wide(torch.float64), len(self))
 
-    def of(self, images: Tensor) -> "Attention":
+    def of(self, images: Tensor) -> "SiteAttention":
         """Return the attention of some images (b,), in any order."""
         windows = torch.arange(self.shape[1], device=images.device)
         rows = (images[:, None] * self.shape[1] + windows).flatten().to(self.device)
         parts = [part[rows] for part in self.weights.parts()]
-        return Attention(self.weights.of(parts), len(images))
+        return SiteAttention(self.weights.of(parts), len(images))
 
     def all(self, queries: Tensor | None = None) -> Tensor:
         """(B, W, H, q, K) as of ``at``, of all images."""
@@ -346,23 +346,23 @@ class Piece:
         return sum_x_ln_x(self.rows)
 
     @functools.cached_property
-    def best(self) -> "Best":
+    def best(self) -> "LargestKeys":
         """Patches with the largest weight of each query."""
         start = self.places.start
         if start is not None:
             broken = 0 * self.attn[..., :start].sum(-1)  # NaN on a prefix token is one of the row
-            return Best.among(self.attn[..., start:], start, broken=broken)
+            return LargestKeys.among(self.attn[..., start:], start, broken=broken)
         keys = self.places.patch_keys
-        return Best.among(_without(self.attn, keys), 0, keys)
+        return LargestKeys.among(_without(self.attn, keys), 0, keys)
 
     @functools.cached_property
-    def favourites(self) -> "Best":
+    def favourites(self) -> "LargestKeys":
         """The same, of patches alone; NaN stays."""
         best = self.best
         return best.where(self.places.query_patch[best.window, best.query] | best.share.isnan())
 
     @functools.cached_property
-    def other_favourites(self) -> "Best":
+    def other_favourites(self) -> "LargestKeys":
         """Patches with the largest weight of each patch, that one left out."""
         first, places = self.favourites, self.places
         itself = first.query if places.queries is None else places.queries[first.query]
@@ -373,13 +373,15 @@ class Piece:
         image, window, head, query = at_row(again, self.attn.shape)
         keys = (places.patch_keys & ~places.itself)[window, query]
         rest = _without(self.attn[image, window, head, query], keys, 0)
-        second = Best.among(rest[None, None, None], 0, keys[None])
+        second = LargestKeys.among(rest[None, None, None], 0, keys[None])
         back = second.query
         second = second._replace(
             image=image[back], window=window[back], head=head[back], query=query[back]
         )
         kept = first.where(~torch.isin(row, again))
-        return Best(kept.top, *(torch.cat(both) for both in zip(kept[1:], second[1:], strict=True)))
+        return LargestKeys(
+            kept.top, *(torch.cat(both) for both in zip(kept[1:], second[1:], strict=True))
+        )
 
     def of_images(self, values: Tensor, queries: Tensor) -> Tensor:
         """(b, H) sum over windows and those queries (W, Q) bool of (b, W, H, Q) values.
@@ -425,7 +427,7 @@ class OfAttention(Measure):
     def add(self, batch: HeadBatch) -> None:
         self.begin(batch)
         if self.of_sites:
-            for piece in attention(self.name, self.layout.of("head"), batch, self.texts):
+            for piece in attention_in_pieces(self.name, self.layout.of("head"), batch, self.texts):
                 self.look(piece, batch)
         self.finish_batch(batch)
 
@@ -513,7 +515,7 @@ def update_together(
         with torch.no_grad(), torch.autocast(batch.valid.device.type, enabled=False):
             each(lambda item, batch: item.begin(batch))
             try:
-                for piece in attention(first.name, first.layout.of("head"), batch):
+                for piece in attention_in_pieces(first.name, first.layout.of("head"), batch):
                     each(functools.partial(_look, piece))
             except UserError as error:
                 return dict.fromkeys(shown, error)
@@ -533,7 +535,7 @@ class MeanOfAttention(OfAttention, MeanOverImages):
             self.add_images(piece.span, *sums)
 
 
-def attention(
+def attention_in_pieces(
     name: str, layout: HeadLayout, batch: HeadBatch, texts: bool = False, whole: bool = False
 ) -> Iterator[Piece]:
     """All valid images' attention of all sites, in pieces of bounded size.
@@ -581,25 +583,25 @@ class _Tables:
 
 def attention_of(
     name: str, layout: HeadLayout, batch: HeadBatch, number: int, texts: bool = False
-) -> Attention:
+) -> SiteAttention:
     """Attention of one site, as recorded; of texts (B, 1, H, T, T), if ``texts`` allows them.
 
     Raises UserError if it is missing or does not fit the site's places.
     """
     site = layout.sites[number]
-    attn = Attention(batch.weights_of(number, name), len(batch.valid))
+    attn = SiteAttention(batch.weights_of(number, name), len(batch.valid))
     if not (texts and site.line):
         site.refuse_other_size(attn.shape[1] * attn.shape[-1], name)
     return attn
 
 
-def chunks(valid_B: Tensor, attn: Sequence[Attention]) -> tuple[Tensor, ...]:
+def chunks(valid_B: Tensor, attn: Sequence[SiteAttention]) -> tuple[Tensor, ...]:
     """Indices of the valid images, in groups whose attention, of some sites, takes bounded memory in float64."""
     (valid,) = valid_B.nonzero(as_tuple=True)
     return valid.split(max(1, _most(valid) // max(1, _size(attn)))) if len(valid) else ()
 
 
-def queries_of(attn: Sequence[Attention]) -> tuple[Tensor, ...]:
+def queries_of(attn: Sequence[SiteAttention]) -> tuple[Tensor, ...]:
     """Queries of an image, in groups of bounded memory, as of ``chunks``; () if all of them are one."""
     queries = attn[0].shape[3]
     every = torch.arange(queries, device=attn[0].device)
@@ -616,11 +618,11 @@ def in_cache(values: Tensor) -> int:
     return _CACHED if values.device.type == "cpu" else _GPU_PIECE
 
 
-def _size(attn: Sequence[Attention]) -> int:
+def _size(attn: Sequence[SiteAttention]) -> int:
     return sum(math.prod(weights.shape[1:]) for weights in attn)
 
 
-class Best(NamedTuple):
+class LargestKeys(NamedTuple):
     """Keys with the largest weight of a query's row.
 
     top: (b, W, H, Q) that weight, of a row without keys at most 0. The others are (N,): where it is
@@ -639,7 +641,7 @@ class Best(NamedTuple):
     @staticmethod
     def among(
         values: Tensor, start: int, keys: Tensor | None = None, broken: Tensor | float = 0.0
-    ) -> "Best":
+    ) -> "LargestKeys":
         """Best of (b, W, H, Q, K) values of keys from place ``start`` on.
 
         keys: (W, Q, K) bool; others are no place, and their values are less. broken: (b, W, H, Q)
@@ -654,11 +656,11 @@ class Best(NamedTuple):
         (flat,) = found.flatten().nonzero(as_tuple=True)
         row, key = flat // values.shape[-1], flat % values.shape[-1]
         share = (top.flatten() * 0 + 1)[row] / torch.bincount(row, minlength=top.numel())[row]
-        return Best(top, *at_row(row, values.shape), key + start, share)
+        return LargestKeys(top, *at_row(row, values.shape), key + start, share)
 
-    def where(self, kept: Tensor) -> "Best":
+    def where(self, kept: Tensor) -> "LargestKeys":
         """Return those places that are True in ``kept`` (N,)."""
-        return Best(self.top, *(part[kept] for part in self[1:]))
+        return LargestKeys(self.top, *(part[kept] for part in self[1:]))
 
     def row(self, shape: Sequence[int]) -> Tensor:
         """(N,) number of the row among those of attention of a shape (b, W, H, Q, K)."""

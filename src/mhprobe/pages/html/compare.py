@@ -70,9 +70,9 @@ def finish_sweep(folder: Path) -> Path | None:
 
 def _page(runs: Sequence[Run], ranking: Result | None) -> str:
     names = names_of(runs)
-    heads = atlas.heads(runs[0])
+    heads = atlas.heads_listed(runs[0])
     measures = _measures(runs)
-    what = " or ".join(dict.fromkeys(atlas.scored(run) for run in runs if atlas.lines(run)))
+    what = " or ".join(dict.fromkeys(atlas.score_name(run) for run in runs if atlas.lines(run)))
     paired, stepped = rows_of_pairs(runs, names), swept(runs)
     settings, ranked = (
         differing(runs).items(),
@@ -341,7 +341,7 @@ def _curve_rows(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, Any
     """Return a row per number of heads that the first run and another have on the same curve, of the same score."""
     lines = [
         {(line["curve"], line["split"]): line["points"] for line in atlas.lines(run)}
-        if atlas.scored(run) == atlas.scored(runs[0])
+        if atlas.score_name(run) == atlas.score_name(runs[0])
         else {}
         for run in runs
     ]

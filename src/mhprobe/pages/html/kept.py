@@ -33,7 +33,7 @@ VENDOR = Path(__file__).parent / "vendor"
 _EXPORTED = re.compile(r"export\{([^}]*)\};?\s*(//# sourceMappingURL=\S+\s*)?$")
 
 
-def maps(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def maps_of_run(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return an entry per query or kind of map: titles and pictures of the images, and maps by head, one per image."""
     readers = {ATTENTION: _of_queries, MAPS: _of_kinds} if heads else {}
     return [
@@ -112,7 +112,7 @@ class Live(NamedTuple):
     packs: dict[str, str]
 
 
-def live(name: str, run: Run) -> Live | None:
+def kept_network(name: str, run: Run) -> Live | None:
     """Read the network that a run has kept; None without one."""
     arrays, about = run.files.tensors(name)
     if not arrays:

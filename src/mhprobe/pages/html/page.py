@@ -18,8 +18,8 @@ from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
 from mhprobe.io.readings import Reading, restored
 from mhprobe.masking.base import LABELS
-from mhprobe.pages.html.kept import NETWORK, Live, live, maps, runtime
-from mhprobe.pages.html.pictures import embed
+from mhprobe.pages.html.kept import NETWORK, Live, kept_network, maps_of_run, runtime
+from mhprobe.pages.html.pictures import embedded_pictures
 from mhprobe.report.runs import atlas, words
 from mhprobe.report.runs.facts import write_facts
 from mhprobe.report.runs.folder import MB, reading
@@ -67,7 +67,7 @@ def write_report(folder: Path) -> Path:
     with reading(folder):
         run = read_run(folder)
         network, figures = (
-            run.files.tried(live, NETWORK, run) if atlas.heads(run) else None,
+            run.files.tried(kept_network, NETWORK, run) if atlas.heads_listed(run) else None,
             _figures(run),
         )
         if network is not None:
@@ -81,7 +81,7 @@ def write_report(folder: Path) -> Path:
 def _page(
     run: Run, figures: list[dict[str, Any]], network: Live | None = None, page_beside: bool = False
 ) -> str:
-    heads, measures = atlas.heads(run), atlas.measures(run)
+    heads, measures = atlas.heads_listed(run), atlas.measures(run)
     tables, left_out = _tables(run)
     opens = words.opening(measures)
     said = words.result_in_words(run, heads, measures)
@@ -89,13 +89,13 @@ def _page(
         "opens": opens,
         "heads": heads,
         "measures": measures,
-        "pairs": atlas.pairs(run),
+        "pairs": atlas.pairs_listed(run),
         "classes": atlas.classes(run),
         "history": atlas.history(run),
-        "maps": maps(run, heads),
+        "maps": maps_of_run(run, heads),
         "lines": atlas.lines(run),
         "repeats": atlas.repeats(run),
-        "scored": (scored := atlas.scored(run)),
+        "scored": (scored := atlas.score_name(run)),
         "lost": atlas.lost(run),
         # guessing finds a label, and no distance from the unmasked model
         "chance": words.chance(run) if scored == LABELS.right else None,
@@ -286,7 +286,7 @@ def _figures(run: Run) -> list[dict[str, Any]]:
     )
     drawn = {entry.figure: entry for _, entry in results if entry.figure is not None}
     pngs = ((file, run.files.tried(run.files.bytes, file, FIGURE)) for file in drawn)
-    pictures = embed((file, png) for file, png in pngs if png is not None)
+    pictures = embedded_pictures((file, png) for file, png in pngs if png is not None)
     names = {entry.figure: name for name, entry in results}
     return [
         {

@@ -54,7 +54,9 @@ def gzipped(data: bytes) -> str:
     return base64.b64encode(gzip.compress(data, 6)).decode()
 
 
-def embed(pictures: Iterable[tuple[str, bytes]], room: int = ROOM) -> dict[str, Picture]:
+def embedded_pictures(
+    pictures: Iterable[tuple[str, bytes]], room: int = ROOM
+) -> dict[str, Picture]:
     """Embed pictures, by file name, until ``room`` is full.
 
     All but PNG, and too large ones, are left out.

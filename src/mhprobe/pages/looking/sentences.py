@@ -3,7 +3,7 @@
 A reference is what chance, or even attention, would give.
 
 ``measure_facts`` measures the heads on the photographs, and those of an untrained network. A rule takes
-``Facts`` and returns a sentence, or None. A rule that names heads says by ``Claim`` which are sure,
+``Facts`` and returns a sentence, or None. A rule that names heads says by ``HeadClaim`` which are sure,
 and how many photographs would decide the others. The rules are the functions that ``rule_for``
 marks, in their order.
 """
@@ -31,7 +31,7 @@ from mhprobe.measures.object_attention import ObjectAttention
 from mhprobe.measures.parts.functions import FUNCTIONS
 from mhprobe.measures.position import Position
 from mhprobe.measures.sinks import Sinks
-from mhprobe.recording.measuring import bytes_of, measure, said
+from mhprobe.recording.measuring import measure_columns, record_bytes, said
 from mhprobe.stats.agreement import spearman, spearman_interval
 from mhprobe.stats.significance import wilson
 
@@ -133,7 +133,7 @@ def room(model: nn.Module, images: int, objects: bool) -> str:
     """Return in words the memory that ``measure_facts`` takes of so many images; "" if it is small."""
     layout = attach(model).layout.of("head")
     measures = [kind(layout) for kind in _kinds(objects).values()]
-    return said(bytes_of(model, measures, min(images, TOGETHER)))
+    return said(record_bytes(model, measures, min(images, TOGETHER)))
 
 
 def _kinds(objects: bool) -> Kinds:
@@ -158,10 +158,12 @@ def _measured(
     with warnings.catch_warnings(
         action="ignore", category=MeasureWarning
     ):  # few images: each number says so
-        return measure(model, measures, lambda: walk, done=lambda batch: done(len(batch.images)))
+        return measure_columns(
+            model, measures, lambda: walk, done=lambda batch: done(len(batch.images))
+        )
 
 
-class Claim(NamedTuple):
+class HeadClaim(NamedTuple):
     """A statement on every head: its value lies beyond a threshold.
 
     what: as in "may look at one offset". sure (A,) bool: the whole interval lies beyond. needed
@@ -172,9 +174,9 @@ class Claim(NamedTuple):
     sure: Tensor
     needed: Tensor
 
-    def of(self, heads: Tensor) -> "Claim":
+    def of(self, heads: Tensor) -> "HeadClaim":
         """Restrict the claim to some heads, (A,) bool."""
-        return Claim(self.what, self.sure & heads, self.needed.where(heads, torch.nan))
+        return HeadClaim(self.what, self.sure & heads, self.needed.where(heads, torch.nan))
 
 
 class Sentence(NamedTuple):
@@ -182,7 +184,7 @@ class Sentence(NamedTuple):
 
     text: str
     heads: tuple[int, ...] = ()
-    claim: Claim | None = None
+    claim: HeadClaim | None = None
 
 
 Rule = Callable[[Facts], Sentence | None]
@@ -430,7 +432,7 @@ def salient(facts: Facts) -> Sentence:
     }
     if not held["low"][best] > chance:
         return Sentence("", (), statement)
-    heads = tuple(dict.fromkeys([best, *strongest(statement.sure, table["value"])]))
+    heads = tuple(dict.fromkeys([best, *sure_heads(statement.sure, table["value"])]))
     return Sentence(
         f"{share_of(heads, facts.layout)} look at what is salient more often than chance. "
         f"{name_of_head(facts.layout, best).capitalize()}, the best on one half of the photographs, "
@@ -474,7 +476,7 @@ def untrained(facts: Facts) -> Sentence | None:
         [_beyond(facts, name) for name in SINGLE]
     )  # (measures, A), 0 within the untrained range
     most, which = far.max(0)
-    heads = strongest(most > 0, most)
+    heads = sure_heads(most > 0, most)
     if not heads:
         return None
 
@@ -526,7 +528,7 @@ def _beyond(facts: Facts, name: str) -> Tensor:
 # ---- words
 
 
-def claim_above(what: str, columns: Columns, threshold: Tensor | float, images: int) -> Claim:
+def claim_above(what: str, columns: Columns, threshold: Tensor | float, images: int) -> HeadClaim:
     """Claim that values are above ``threshold``; negate all arguments for below.
 
     An interval that touches the threshold is not beyond it.
@@ -538,10 +540,10 @@ def claim_above(what: str, columns: Columns, threshold: Tensor | float, images: 
     open_ = (low <= beyond) & (high >= beyond)
     half, gap = (high - low) / 2, (value - beyond).abs()
     needed = (images * (half / gap) ** 2).ceil().clamp(min=images + 1)
-    return Claim(what, low > beyond, needed.where(open_, torch.nan))
+    return HeadClaim(what, low > beyond, needed.where(open_, torch.nan))
 
 
-def strongest(sure: Tensor, by: Tensor) -> tuple[int, ...]:
+def sure_heads(sure: Tensor, by: Tensor) -> tuple[int, ...]:
     """Return the flat indices of the heads that are sure, the largest value first."""
     (heads,) = torch.nonzero(sure, as_tuple=True)
     return tuple(heads[by[heads].argsort(descending=True, stable=True)].tolist())
@@ -592,19 +594,21 @@ def share_of(heads: Sequence[int], layout: HeadLayout) -> str:
     return f"{len(heads)} of {counted(layout.num_heads, 'head')}"
 
 
-def _on(facts: Facts, statement: Claim, by: Tensor, words: Callable[[int, str], str]) -> Sentence:
+def _on(
+    facts: Facts, statement: HeadClaim, by: Tensor, words: Callable[[int, str], str]
+) -> Sentence:
     """Return the sentence on the heads that are sure, the largest first; without text if there is none.
 
     words: makes the text from the first head and its name.
     """
-    heads = strongest(statement.sure, by)
+    heads = sure_heads(statement.sure, by)
     if not heads:
         return Sentence("", (), statement)
     text = words(heads[0], name_of_head(facts.layout, heads[0]))
     return Sentence(f"{share_of(heads, facts.layout)} {text}", heads, statement)
 
 
-def _untold(claims: Sequence[Claim], silent: Sequence[str], facts: Facts) -> list[Sentence]:
+def _untold(claims: Sequence[HeadClaim], silent: Sequence[str], facts: Facts) -> list[Sentence]:
     """Return a sentence on heads whose interval holds the threshold, and on rules without facts."""
     parts = (
         ["what holds beyond one photograph: intervals need at least 2, better 12"]

@@ -11,7 +11,7 @@ from mhprobe.errors import UserError
 from mhprobe.io.files import write_all
 from mhprobe.io.written import rounded
 from mhprobe.pages.html.page import render
-from mhprobe.pages.html.pictures import Picture, embed
+from mhprobe.pages.html.pictures import Picture, embedded_pictures
 from mhprobe.pages.shrinking import sentences
 from mhprobe.pages.shrinking.recipe import Shrunk, metrics
 from mhprobe.pruning.rounds import Stage
@@ -40,11 +40,11 @@ def write_folder(shrunk: Shrunk, folder: Path) -> list[Path]:
     numbers = json.dumps(metrics(shrunk), indent=2) + "\n"
     files = {folder / name: content for name, content in shrunk.files.items()}
     files[folder / NUMBERS] = numbers.encode()
-    files[folder / PAGE] = page(shrunk, folder).encode()
+    files[folder / PAGE] = shrunk_page(shrunk, folder).encode()
     return write_all(files)
 
 
-def page(shrunk: Shrunk, folder: Path) -> str:
+def shrunk_page(shrunk: Shrunk, folder: Path) -> str:
     """Render the page. folder: where the files will lie, for the commands."""
     return render(
         "shrink.html.jinja",
@@ -102,4 +102,4 @@ def _picture(shrunk: Shrunk) -> Picture | None:
     figure, png = figures.kept(shrunk.layout, ~shrunk.pruned.gone), io.BytesIO()
     with rc_context(style.STYLE):
         figure.savefig(png, format="png", dpi=style.SCREEN)
-    return embed([("kept.png", png.getvalue())]).get("kept.png")
+    return embedded_pictures([("kept.png", png.getvalue())]).get("kept.png")

@@ -27,7 +27,7 @@ def share_words(shrunk: Shrunk) -> str:
     return f"half {of}" if half else f"{rounded(100 * shrunk.target.share, 3)} % of {of}"
 
 
-def first(shrunk: Shrunk) -> str:
+def first_sentence(shrunk: Shrunk) -> str:
     """Return the first sentence: what was lost on how many images, and what was gained."""
     row = next(row for row in shrunk.speeds if row["batch"] == 1)
     images = f"{shrunk.after.images:,} {_noun(shrunk)}"
@@ -70,7 +70,13 @@ def _chosen(shrunk: Shrunk) -> str:
 
 def told(shrunk: Shrunk) -> list[str]:
     """Return the sentences of the page, the first one first."""
-    return [first(shrunk), _accuracy(shrunk), _random(shrunk), _speed(shrunk), _size(shrunk)]
+    return [
+        first_sentence(shrunk),
+        _accuracy(shrunk),
+        _random(shrunk),
+        _speed(shrunk),
+        _size(shrunk),
+    ]
 
 
 def _accuracy(shrunk: Shrunk) -> str:

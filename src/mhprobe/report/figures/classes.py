@@ -139,7 +139,7 @@ def classes_at_steps(
     below = 0.25 + 0.065 * max(map(len, labels))  # inches: names stand upright
     with style.panel((wide, tall), (0.75, below, 1.0, 0.2)) as (figure, axes):
         image = style.picture(axes, drop)
-        style.cells(axes, deep, classes)
+        style.part_cells(axes, deep, classes)
         down, across = sure[1:].nonzero().unbind(1)
         axes.plot(across.tolist(), down.tolist(), ".", color="black", markersize=3)
         axes.set_xticks(range(classes), labels, rotation=90)

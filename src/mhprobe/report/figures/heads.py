@@ -183,7 +183,7 @@ def sorted_heads(layout: HeadLayout, values: Mapping[str, Tensor]) -> Figure:
             ]
             grid = pad_sequence(rows, batch_first=True, padding_value=torch.nan)
             image = style.picture(axes, grid, cmap=style.scale(grid)[0].with_extremes(bad="white"))
-            style.cells(axes, deep, heads)
+            style.part_cells(axes, deep, heads)
             for row, order in enumerate(orders if cell >= 0.2 else ()):
                 for column, head in enumerate(order.tolist()):
                     axes.text(column, row, str(head), ha="center", va="center", fontsize=5)
@@ -387,7 +387,7 @@ def patching(
         )
         for axes, exact, name, look in marks:
             x, y = columns[exact], columns.get(name, columns[exact])
-            style.diagonal(axes, x, y)
+            style.line_of_equality(axes, x, y)
             axes.scatter(x, y, c=blocks, s=9, **look)
             axes.locator_params(nbins=4)
         x, y = columns["value"], columns.get("atp", columns["value"])

@@ -118,7 +118,7 @@ def _ticked(axes: Axes, count: int, side: float) -> None:
     ticks = style.ticks(count, side / count)
     axes.set(xticks=ticks, yticks=ticks)
     if count <= 16:  # more lines would leave little else
-        style.cells(axes, count, count)
+        style.part_cells(axes, count, count)
 
 
 def _parted(
@@ -160,7 +160,7 @@ def few_heads(
     ):
         image = style.picture(axes, shown, aspect="equal")
         if count <= 24:
-            style.cells(axes, count, count)
+            style.part_cells(axes, count, count)
         beyond: Tensor | None = None  # pairs that differ from 0, or from chance
         if "p_holm" in columns:
             beyond, how = significant(columns["p_holm"]), "not 0 (Holm, 5 %)"
@@ -209,7 +209,7 @@ def pairwise_layers(
     edges = (0.55, 0.5 + room, 1.85 + 0.15 * label.count("\n"), 0.15 + room)
     with style.panel((side, side), edges) as (figure, axes):
         image = style.picture(axes, value, aspect="equal")
-        style.cells(axes, layers, layers)
+        style.part_cells(axes, layers, layers)
         stages = [site.stage for site in layout.sites]
         edges_of_stages = [i for i in range(1, layers) if stages[i] != stages[i - 1]]
         shown = style.ticks(layers, side / layers)

@@ -192,7 +192,7 @@ def scatter(
         for (axes, leftmost, last), (name, x, y, r) in zip(places, measures, strict=True):
             finite = x.isfinite() & y.isfinite()
             if finite.any():
-                style.diagonal(axes, x[finite], y[finite])
+                style.line_of_equality(axes, x[finite], y[finite])
             axes.scatter(x[finite], y[finite], c=block[finite], norm=shades.norm, s=7, linewidths=0)
             spread = "" if math.isnan(r.low) else f" [{r.low:.2f}, {r.high:.2f}]"
             axes.set_title(f"{name}\nr = {r.r:.2f}{spread}", fontsize=7, loc="left", pad=3)

@@ -418,7 +418,7 @@ def picture(axes: Axes, values: Tensor, **look: Any) -> Any:
     return axes.imshow(values.numpy(), **{"cmap": cmap, "norm": norm, "aspect": "auto", **look})
 
 
-def diagonal(axes: Axes, x: Tensor, y: Tensor) -> None:
+def line_of_equality(axes: Axes, x: Tensor, y: Tensor) -> None:
     """Draw a grey line where both are equal."""
     both = torch.cat([x, y]).double()
     ends = [float(both.min()), float(both.max())]
@@ -463,7 +463,7 @@ def ticks(count: int, cell: float) -> list[int]:
     return list(range(0, count, step))
 
 
-def cells(axes: Axes, rows: int, columns: int) -> None:
+def part_cells(axes: Axes, rows: int, columns: int) -> None:
     """Draw thin white lines between cells, and remove the frame."""
     axes.set_xticks([i - 0.5 for i in range(1, columns)], minor=True)
     axes.set_yticks([i - 0.5 for i in range(1, rows)], minor=True)
@@ -497,7 +497,7 @@ def head_matrix(
         image = axes.imshow(
             torch.stack([value_A[layout.span(i)] for i in sites]).numpy(), aspect="auto", **colours
         )
-        cells(axes, len(sites), heads)
+        part_cells(axes, len(sites), heads)
         axes.set_xticks(ticks(heads, cell))
         axes.set_yticks(range(len(sites)), [str(layout.sites[i].block) for i in sites])
     axes.set_xlabel("head")

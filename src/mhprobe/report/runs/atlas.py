@@ -33,7 +33,7 @@ AT_A_STEP = list(NUMBERS)  # what is said of one step
 NUMBERS += ["delta", "delta_low", "delta_high", "p_holm"]
 
 
-def heads(run: Run) -> list[dict[str, Any]]:
+def heads_listed(run: Run) -> list[dict[str, Any]]:
     """Return A heads: flat index, site, stage, block, index within the site; [] if no file of the run lists them.
 
     Raises UserError for more heads than a page can show.
@@ -134,7 +134,7 @@ def strips(table: Table) -> list[dict[str, Any]]:
     return rows
 
 
-def pairs(run: Run) -> list[dict[str, Any]]:
+def pairs_listed(run: Run) -> list[dict[str, Any]]:
     """Return an entry per measure of pairs of heads: [a, b, value] or [a, b, value, low, high], and the mean of chance.
 
     nearest: "largest" or "smallest", the value of the most similar heads.
@@ -228,7 +228,7 @@ def lines(run: Run) -> list[dict[str, Any]]:
     return list(table.values())
 
 
-def scored(run: Run, kind: str = "curves") -> str:
+def score_name(run: Run, kind: str = "curves") -> str:
     """Return the name of a table's score: "accuracy", or an agreement with the unmasked model."""
     label = next((entry.label for _, entry, _ in run.of_kind(kind)), "")
     return label or next((str(row["of"]) for row in totals(run) if row.get("of")), "accuracy")
@@ -279,7 +279,7 @@ def _words(entry: Entry) -> dict[str, str]:
 
 def _per_head(run: Run, kind: Any) -> list[tuple[str, Entry, Table]]:
     """Return the tables with a row for each head that the atlas shows, without their rows of neurons."""
-    count = len(heads(run))
+    count = len(heads_listed(run))
     tables = [(name, entry, of_units(table, "head")) for name, entry, table in run.of_kind(kind)]
     return [one for one in tables if one[2].columns[:5] == PLACE and len(one[2].rows) == count]
 

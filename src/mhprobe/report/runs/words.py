@@ -271,19 +271,19 @@ def rows_of_step(run: Run) -> list[dict[str, Any]]:
     for curve, line in sorted(last.items(), key=lambda item: item[1]["averaged"]):
         point = line["points"][0]
         beside = "" if line["averaged"] else at_random.get(point["heads_masked"], "")
-        of_line = {"of": atlas.scored(run), "random": beside, "mean": int(line["averaged"])}
+        of_line = {"of": atlas.score_name(run), "random": beside, "mean": int(line["averaged"])}
         of_line["flattered"] = int(line["chosen_on"] == line["split"] and not line["averaged"])
         rows.append({"curve": curve, **{name: point[name] for name in names}, **of_line})
     return rows
 
 
-def at_step(row: Mapping[str, Any], heads: int = 0) -> str:
+def step_in_words(row: Mapping[str, Any], heads: int = 0) -> str:
     """Return a row of ``rows_of_step`` as a sentence. heads: of the network, 0 for unknown."""
     off = f"{row['heads_masked']:g}"
     many = f"{off} of {heads} heads" if heads else f"{off} {'head' if off == '1' else 'heads'}"
     if not row["step"]:
         return f"Step 0, no head off: test {row['of']} is {percent_of(row['accuracy'])}, as it is whole."
-    score = f"test {row['of']} is {interval(row)}"
+    score = f"test {row['of']} is {accuracy_with_interval(row)}"
     orders = ", mean over random orders" if row["mean"] else ""
     text = f"Step {row['step']} of {row['curve']}, {many} off{orders}: {score}"
     if None not in (row["difference"], row["difference_low"], row["difference_high"]):
@@ -304,7 +304,7 @@ def at_step(row: Mapping[str, Any], heads: int = 0) -> str:
 
 def masked(run: Run, heads: int) -> list[str]:
     """Return a sentence per curve on the network masked at the one step that was asked for."""
-    return [*dict.fromkeys(at_step(row, heads) for row in rows_of_step(run))]
+    return [*dict.fromkeys(step_in_words(row, heads) for row in rows_of_step(run))]
 
 
 def chance(run: Run) -> float | None:
@@ -319,7 +319,7 @@ def guesses(run: Run) -> bool:
     return (
         whole is not None
         and guess is not None
-        and atlas.scored(run) == "accuracy"
+        and atlas.score_name(run) == "accuracy"
         and whole[1] <= guess
     )
 
@@ -428,12 +428,12 @@ def _can_go(run: Run, heads: int) -> list[str]:
             "The whole network is not told apart from guessing, so this run does not say which "
             "heads can go."
         ]
-    what = f"{chosen.reported} {atlas.scored(run)}"
+    what = f"{chosen.reported} {atlas.score_name(run)}"
     named = chosen.named[0].upper() + chosen.named[1:]
     if chosen.reported == chosen.chosen_on:
         what += ", on the images that chose them, which flatters"
     if chosen.point["difference"] is None:
-        text = f"With {chosen.named} off {what} is {interval(chosen.point)}"
+        text = f"With {chosen.named} off {what} is {accuracy_with_interval(chosen.point)}"
     else:
         text = f"{named} can go {_cost(chosen.point, what)}"
     if (random := chosen.random) is not None and random["difference"] is not None:
@@ -469,7 +469,7 @@ def _masking(run: Run, heads: list[dict[str, Any]]) -> list[str]:
     chosen = half(run, len(heads))
     if chosen is None or guesses(run):
         return []
-    what, on, gone = atlas.scored(run), chosen.reported, chosen.point
+    what, on, gone = atlas.score_name(run), chosen.reported, chosen.point
     alone = [
         head_name(heads, one["id"], "head {1} of {0}")
         for one in heads
@@ -477,11 +477,11 @@ def _masking(run: Run, heads: list[dict[str, Any]]) -> list[str]:
     ]
     which = alone[0] if alone else f"these {counted(gone['heads_masked'], 'head')}"
     first = (
-        f"Without {which} {on} {what} is {interval(gone)}; with all heads it is "
-        f"{interval(chosen.whole)}."
+        f"Without {which} {on} {what} is {accuracy_with_interval(gone)}; with all heads it is "
+        f"{accuracy_with_interval(chosen.whole)}."
     )
     if chosen.random is not None:
-        first += f" As many random heads leave {interval(chosen.random)} on average."
+        first += f" As many random heads leave {accuracy_with_interval(chosen.random)} on average."
     text = [first]
     if on != chosen.chosen_on:
         text.append(
@@ -507,7 +507,7 @@ def _unpromised(run: Run) -> list[str]:
     ]
 
 
-def interval(point: Mapping[str, Any]) -> str:
+def accuracy_with_interval(point: Mapping[str, Any]) -> str:
     """Write an accuracy with its 95 % interval."""
     if point["low"] is None:
         return percent_of(point["accuracy"])
@@ -538,7 +538,7 @@ def _promise(run: Run, heads: int) -> list[str]:
         return []
     numbers = rows[0]
     gone = {kind: numbers[f"{kind}s"] for kind in KINDS if f"{kind}s" in numbers}
-    limit = f"{counted(numbers['points'], 'point')} of {atlas.scored(run)}"
+    limit = f"{counted(numbers['points'], 'point')} of {atlas.score_name(run)}"
     listed = any(
         row["curve"] == "given" for row in run.rows("curves")
     )  # by the user: all of them go, or none
@@ -572,7 +572,7 @@ def _pruned(run: Run) -> list[str]:
         if last.get(f"{kind}s") is not None and first.get(f"{kind}s") is not None
     ]
     kept = f"With {' and '.join(left)} left" if left else "Pruned"
-    text = f"{kept} test {atlas.scored(run, 'stages')} is {interval(last)}"
+    text = f"{kept} test {atlas.score_name(run, 'stages')} is {accuracy_with_interval(last)}"
     if None not in [last.get(name) for name in ("difference", "difference_low", "difference_high")]:
         lower = last["difference"] <= 0
         ends = [100 * last[name] for name in ("difference_low", "difference_high")]
@@ -629,8 +629,8 @@ def _kept(run: Run) -> list[str]:
         if (p := last.get("p")) is not None:  # against the dense network, image by image
             change = ", " + _points(last, f"; McNemar's p = {p:.2g}")
         text.append(
-            f"Test {atlas.scored(run, 'stages')} goes from {interval(first)} to "
-            f"{interval(last)}{change}, "
+            f"Test {atlas.score_name(run, 'stages')} goes from {accuracy_with_interval(first)} to "
+            f"{accuracy_with_interval(last)}{change}, "
             f"parameters from {first['parameters']:,} to {last['parameters']:,}."
         )
     return text

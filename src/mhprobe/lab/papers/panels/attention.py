@@ -22,7 +22,7 @@ from mhprobe import ranks
 from mhprobe.errors import one_of
 from mhprobe.framework.questions.material import Material
 from mhprobe.maps.attention import Attention
-from mhprobe.measures.parts.places import Piece, attention
+from mhprobe.measures.parts.places import Piece, attention_in_pieces
 from mhprobe.recording.looks import looks
 from mhprobe.recording.measuring import recorded
 from mhprobe.report import tables
@@ -90,7 +90,7 @@ def covering(material: Material, images: int = 500) -> dict[str, Result]:
         2, layout.num_heads, *size, dtype=torch.float64, device=material.model.device
     )
     for _, heads in recorded(material.model, material.walk(images)(), {"attn"}):
-        for piece in attention("covering range", layout, heads, whole=True):
+        for piece in attention_in_pieces("covering range", layout, heads, whole=True):
             sums[:, layout.span(piece.number)] += around_the_favourite(piece, size)
     mass, queries = ranks.total(sums).cpu()
     # NaN where no favourite key has such a neighbour

@@ -51,7 +51,7 @@ def clusters(material: Material, images: int = 500, draws: int = 200) -> dict[st
         if len(heads) < LEAST:
             continue
         distance = columns["js"]["value"][heads][:, heads].double().fill_diagonal_(0)
-        number, apart, p_apart = cluster(distance, draws, material.seed)
+        number, apart, p_apart = best_clusters(distance, draws, material.seed)
         does = [functions[head] for head in heads.tolist()]
         together, p = alike(distance, does, 5 * draws, material.seed)
         number_A[heads] = number
@@ -89,7 +89,7 @@ def clusters(material: Material, images: int = 500, draws: int = 200) -> dict[st
     return {"clusters": result.saying("mean silhouette", "more distinct clusters"), "heads": named}
 
 
-def cluster(distance: Tensor, draws: int, seed: int) -> tuple[Tensor, float, float]:
+def best_clusters(distance: Tensor, draws: int, seed: int) -> tuple[Tensor, float, float]:
     """(N,) clusters of largest mean silhouette by distances (N, N); it, and its p among Gaussian clouds."""
     points = scaled(distance)
     number, observed = _cut(points)

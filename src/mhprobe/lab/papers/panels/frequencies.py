@@ -227,7 +227,10 @@ def fft_images(material: Material, images: int = 2000) -> dict[str, Result]:
         streams = heads.need("stream", "fft_images")
         pairs = [
             torch.stack(
-                [grid_of(part[batch.valid], site) for part in (stream.before, stream.middle)]
+                [
+                    grids_of_stream(part[batch.valid], site)
+                    for part in (stream.before, stream.middle)
+                ]
             )
             for site in sites
             for stream in [streams[site.block]]
@@ -252,7 +255,7 @@ def fft_images(material: Material, images: int = 2000) -> dict[str, Result]:
     return {"fourier": Result(from_rows(rows), figure_of_maps, of=sample).saying(*meaning)}
 
 
-def grid_of(stream: Tensor, site: HeadSite) -> Tensor:
+def grids_of_stream(stream: Tensor, site: HeadSite) -> Tensor:
     """(B, channels, h, w) float64 of a stream (B, T, channels), without prefix tokens."""
     return stream[:, site.prefix_tokens :].double().mT.unflatten(2, site.token_grid)
 

@@ -42,7 +42,7 @@ def kernels(material: Material, count: int = 6, images: int = 200) -> dict[str, 
         .value.double()
         .cpu()
     )
-    strength, patterns = strongest(value, slope, count)
+    strength, patterns = strongest_kernels(value, slope, count)
     total = (value @ slope.flatten(1)).square().sum((1, 2))
     linear = total / torch.einsum("hdc,ce,hde->h", value, second, value)
     rows: list[list[Any]] = [
@@ -69,8 +69,8 @@ def slopes_of(embedding: nn.Module, images: Tensor, at_once: int = 10) -> tuple[
             pixels = part.detach().clone().requires_grad_()
             maps = embedding(pixels)
             row, column = (side // 2 for side in maps.shape[2:])
-            rows = reach(embedding, row)
-            columns = reach(embedding, column)
+            rows = rows_reached(embedding, row)
+            columns = rows_reached(embedding, column)
             channels = maps[:, :, row, column].sum(0)  # images do not see each other
             whole = [
                 torch.autograd.grad(channel, pixels, retain_graph=True)[0] for channel in channels
@@ -82,7 +82,7 @@ def slopes_of(embedding: nn.Module, images: Tensor, at_once: int = 10) -> tuple[
     return (total / len(images)).unflatten(1, slope.shape[2:]), second / len(images)
 
 
-def reach(embedding: nn.Module, place: int) -> slice:
+def rows_reached(embedding: nn.Module, place: int) -> slice:
     """Rows of pixels that reach a row of patches through a chain of convolutions; columns alike."""
     start, size = place, 1
     for one in reversed(
@@ -95,7 +95,7 @@ def reach(embedding: nn.Module, place: int) -> slice:
     return slice(max(0, start), start + size)
 
 
-def strongest(value: Tensor, pixels: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def strongest_kernels(value: Tensor, pixels: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """(H, N) singular values and (H, N, 3, h, w) patterns of value maps (H, D, C) after an embedding (C, 3, h, w)."""
     maps = value @ pixels.flatten(1)  # (H, D, P)
     _, strength, patterns = torch.linalg.svd(maps, full_matrices=False)

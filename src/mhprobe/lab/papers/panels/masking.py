@@ -163,7 +163,9 @@ def kinds_of_layers(material: Material, shares: Sequence[float] = SHARES) -> dic
         make, torch.zeros(material.layout.num_heads, dtype=torch.bool)
     ).double()
     cases = [
-        (name, on_A, share) for name, on_A in kinds(material.layout).items() for share in shares
+        (name, on_A, share)
+        for name, on_A in masks_by_kind(material.layout).items()
+        for share in shares
     ]
     masks = [
         lowest(torch.where(on_A, score_A, torch.inf), round(share * int(on_A.sum())))
@@ -186,7 +188,7 @@ def kinds_of_layers(material: Material, shares: Sequence[float] = SHARES) -> dic
     return {"curves": result.saying("accuracy", "the masked heads are needed less")}
 
 
-def kinds(layout: HeadLayout) -> dict[str, Tensor]:
+def masks_by_kind(layout: HeadLayout) -> dict[str, Tensor]:
     """(A,) masks of heads by kind of layer: early, middle, late or stages; plain and shifted windows."""
     sites = layout.sites
     if layout.num_stages > 1:
@@ -220,7 +222,9 @@ def classes_at_steps(material: Material) -> dict[str, Result]:
     for curve in reported(material):
         (trace,) = curve.traces
         score = material.scorers.on("test").under(material.described.named(curve.name))
-        accuracy, p, p_holm = cells(score(trace.mask).right.cpu(), labels, data.num_classes)
+        accuracy, p, p_holm = accuracy_by_class(
+            score(trace.mask).right.cpu(), labels, data.num_classes
+        )
         p, p_holm = (part * torch.nan if curve.optimistic else part for part in (p, p_holm))
         off = trace.mask.sum(1).tolist()
         columns = {"accuracy": accuracy, "images": images.expand_as(accuracy)}
@@ -237,7 +241,7 @@ def classes_at_steps(material: Material) -> dict[str, Result]:
     return results
 
 
-def cells(right: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+def accuracy_by_class(right: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
     """(K, C) accuracy, p and p_holm of the classes of a curve; p are 1 at step 0, all NaN for an empty class.
 
     right: (K, n) bool, step 0 unmasked. labels: (n,).

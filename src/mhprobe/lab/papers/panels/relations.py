@@ -38,7 +38,14 @@ from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.framework.questions.material import Material
 from mhprobe.heads import HeadLayout, HeadSite
-from mhprobe.measures.parts.places import Piece, Places, attention, of_largest, of_pairs, reach_of
+from mhprobe.measures.parts.places import (
+    Piece,
+    Places,
+    attention_in_pieces,
+    of_largest,
+    of_pairs,
+    reach_of,
+)
 from mhprobe.recording.measuring import recorded
 from mhprobe.report import tables
 from mhprobe.report.figures import attention as figure
@@ -52,7 +59,7 @@ Ways = dict[str, tuple[str, Tensor]]
 Columns = TypeVar("Columns", bound=tuple[Any, ...])
 
 
-class Scores(NamedTuple):
+class QueryScores(NamedTuple):
     """Share of an image's queries that are answered rightly; NaN for an image without queries."""
 
     heads: Tensor  # (N, A, R)
@@ -67,7 +74,7 @@ def relations(material: Material, images: int = 1000, clusters: int = 8) -> dict
     or the offset), head, score (mean over test images), low, high (95 % over images), images.
     """
     rows = [
-        {"relation": relation, "way": way, "who": who, "head": head, **summary(values)}
+        {"relation": relation, "way": way, "who": who, "head": head, **mean_with_interval(values)}
         for relation, head, ways in best_of_each(material, images, clusters)
         for way, (who, values) in ways.items()
     ]
@@ -88,7 +95,9 @@ def best_of_each(
         return right_keys(batch.images[piece.images], piece.site.token_grid, centres), None
 
     chosen, judged = (
-        scored("relations", layout, material.model, walk(), right, len(RELATIONS), torch.float32)
+        scored_images(
+            "relations", layout, material.model, walk(), right, len(RELATIONS), torch.float32
+        )
         for walk in (material.walk(images, split) for split in ("val", "test"))
     )  # in float32: there are many relations, images and offsets
     for r, relation in enumerate(RELATIONS):
@@ -97,7 +106,7 @@ def best_of_each(
 
 
 def best_answers(
-    layout: HeadLayout, chosen: Scores, judged: Scores, r: int = 0
+    layout: HeadLayout, chosen: QueryScores, judged: QueryScores, r: int = 0
 ) -> tuple[int, Ways]:
     """Return the best head, and by way to answer (head, fixed offset of its block, even draw) a name and (N,) scores.
 
@@ -116,7 +125,7 @@ def best_answers(
     }
 
 
-def scored(
+def scored_images(
     name: str,
     layout: HeadLayout,
     model: nn.Module,
@@ -124,22 +133,22 @@ def scored(
     right: Callable[[Batch, Piece], tuple[Tensor, Tensor | None]],
     relations: int = 1,
     dtype: torch.dtype = torch.float64,
-) -> Scores:
+) -> QueryScores:
     """Scores of all images, the same on every rank.
 
     right: right keys and candidates of a piece, for ``scored_answers``.
     """
     most = max(math.prod(reach_of(site)) for site in layout.sites)
     sizes = ((layout.num_heads,), (len(layout.sites), most), (len(layout.sites),))
-    parts: list[Scores] = []
+    parts: list[QueryScores] = []
     for batch, heads in recorded(model, batches, {"attn"}):
-        scores = Scores(
+        scores = QueryScores(
             *(
                 torch.full((len(batch.images), *of, relations), torch.nan, dtype=dtype)
                 for of in sizes
             )
         )
-        for piece in attention(name, layout, heads, whole=True):
+        for piece in attention_in_pieces(name, layout, heads, whole=True):
             images = piece.images.cpu()
             for r, (of_heads, of_offsets, even) in enumerate(
                 scored_answers(piece, *right(batch, piece))
@@ -149,15 +158,15 @@ def scored(
                     "cpu", dtype
                 )
                 scores.even[images, piece.number, r] = even.to("cpu", dtype)
-        parts.append(Scores(*(column[batch.valid.cpu()] for column in scores)))
-    return joined(ranks.gather(joined(parts)))
+        parts.append(QueryScores(*(column[batch.valid.cpu()] for column in scores)))
+    return joined_parts(ranks.gather(joined_parts(parts)))
 
 
-def joined(parts: Sequence[Columns]) -> Columns:
+def joined_parts(parts: Sequence[Columns]) -> Columns:
     return type(parts[0])(*map(torch.cat, zip(*parts, strict=True)))
 
 
-def summary(values: Tensor) -> dict[str, float]:
+def mean_with_interval(values: Tensor) -> dict[str, float]:
     """Mean of (N,) scores with its 95 % interval, in [0, 1]; NaN is left out."""
     scores = values[~values.isnan()].double()
     mean, low, high = t_interval(scores)
@@ -321,7 +330,8 @@ def probing(
     centres = palette_of(material, images, clusters)
     (fit, test), (dull_fit, dull_test) = (
         tuple(
-            collect(material, model, split, images, centres, queries) for split in ("val", "test")
+            collect_features(material, model, split, images, centres, queries)
+            for split in ("val", "test")
         )
         for model in (material.model, material.untrained())
     )
@@ -352,7 +362,7 @@ def probing(
     return {"probes": result.saying(*RIGHTLY)}
 
 
-def collect(
+def collect_features(
     material: Material, model: nn.Module, split: str, images: int, centres: Tensor, queries: int
 ) -> Queries:
     """Return the features of a split for probes, on the CPU, the same on every rank."""
@@ -388,7 +398,7 @@ def collect(
                     both.permute(1, 2, 0), facts[row][at].float(), keys, offsets[at], image, itself
                 )
             )
-    return joined(ranks.gather(joined(parts)))
+    return joined_parts(ranks.gather(joined_parts(parts)))
 
 
 def pair_facts(pictures: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -452,4 +462,4 @@ def _judge(score: Tensor, test: Queries, relation: int) -> dict[str, float]:
 
 def _mean(hit: Tensor, answerable: Tensor, image: Tensor) -> dict[str, float]:
     _, place = image[answerable].unique(return_inverse=True)
-    return summary(place.bincount(hit[answerable]) / place.bincount())
+    return mean_with_interval(place.bincount(hit[answerable]) / place.bincount())

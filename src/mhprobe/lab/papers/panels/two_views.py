@@ -33,9 +33,9 @@ from mhprobe.lab.papers.panels.relations import (
     RIGHTLY,
     Ways,
     best_answers,
+    mean_with_interval,
     patch_pixels,
-    scored,
-    summary,
+    scored_images,
     tokens_of,
 )
 from mhprobe.measures.cka import linear_cka
@@ -65,7 +65,7 @@ def two_views(material: Material, images: int = 500) -> dict[str, Result]:
 
     def best_of(model: nn.Module) -> tuple[int, Ways]:
         chosen, judged = (
-            scored("two_views", layout, model, of(), of.right) for of in views.values()
+            scored_images("two_views", layout, model, of(), of.right) for of in views.values()
         )
         return best_answers(layout, chosen, judged)
 
@@ -80,7 +80,7 @@ def two_views(material: Material, images: int = 500) -> dict[str, Result]:
         ("even draw", "", *ways["even draw"]),
     ]
     rows = [
-        {"relation": RELATION, "way": w, "who": who, "head": h, **summary(of)}
+        {"relation": RELATION, "way": w, "who": who, "head": h, **mean_with_interval(of)}
         for w, h, who, of in scores
     ]
     result = Result(tables.from_rows(rows), attention.relation_scores(rows), of=material.of(images))
