@@ -356,6 +356,8 @@ def _where_it_is(command: str, chosen: Sequence[str], key: str) -> str:
 def _takes(node: Any, parent: str, leaf: str) -> bool:
     """Return True if the target of a part takes an option, by its signature."""
     target = "lightning.Trainer" if parent == "trainer" else str(node.get("_target_", ""))
+    if not target:  # about which Hydra writes a line of its own
+        return False
     try:
         made = get_object(target)
         if parent == "backbone":
