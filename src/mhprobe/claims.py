@@ -6,8 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mhprobe.framework.questions.material import Material
+    from mhprobe.framework.run.needed import Need
     from mhprobe.framework.run.schema import Config
     from mhprobe.report.report import Report
+
+
+def needs(cfg: "Config", key: str) -> "list[Need]":
+    """Return what an option of ``evidence`` needs that none of the claims that are asked reads."""
+    section, _, option = key.partition(".")
+    if section != "evidence" or cfg.claims is None:
+        return []
+    from mhprobe.framework.run.needed import Need
+    from mhprobe.lab.claims.parts.claim import claims_named, users_of
+
+    users = users_of(option)
+    more = f" and {len(users) - 3} more" if len(users) > 3 else ""
+    others = ", ".join(users[:3]) + more
+    why = f"no claim that is asked reads it; leave it out, or ask one that does: {others}"
+    asked = {*claims_named(cfg.claims)}
+    return [Need((key,), lambda _: not users or bool(asked & {*users}), why, ("claims",))]
 
 
 def run(cfg: "Config", folder: Path) -> None:

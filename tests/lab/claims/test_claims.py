@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,6 +73,50 @@ def test_a_claim_says_what_it_is(name):
 def test_every_claim_has_a_law_to_be_tried_on():
     assert set(LAWS) == set(all_claims())
     assert len(all_claims()) >= 50
+
+
+class Recorder:
+    """Evidence that notes which options of ``evidence`` decide what it is asked for."""
+
+    def __init__(self, evidence):
+        self.evidence = evidence
+        self.asked = set()
+
+    def __getattr__(self, method):
+        answer = getattr(self.evidence, method)
+        if not callable(answer):
+            return answer
+
+        def noted(argument):
+            self.asked |= set(OPTIONS.get(method, lambda _: ())(argument))
+            return answer(argument)
+
+        return noted
+
+
+OPTIONS = {
+    "path": lambda name: (f"masking.curves.{name}", "draws", "chosen_on"),
+    "chosen": lambda masks: ("masking.fill", "draws", "chosen_on"),
+    "right": lambda masks: ("masking.fill",),
+    "of_images": lambda name: ("maps_of", *MAPS.get(name, ())),
+    "second": lambda name: ("second",),
+    "run": lambda name: (f"runs.{name}",),
+}
+KINDS = ("attention", "rollout", "gradient_rollout", "relevance_map")
+MAPS = {name: (f"maps.{name}.options",) for name in KINDS} | {"heat": ("maps.rollout.options",)}
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_a_claim_says_which_options_of_the_evidence_it_reads(name):
+    """All that it asks for, and nothing else: an option that is typed for nothing is refused by this."""
+    claim, law = all_claims()[name], LAWS[name]
+    recorder = Recorder(law.draw(law.true * claim.margin.size, torch.Generator().manual_seed(0)))
+    claim.estimate(recorder)
+    assert all(map(claim.uses, recorder.asked))
+    idle = [one for one in claim.reads if not fnmatch.filter(recorder.asked, one)]
+    assert idle == []
+    assert claim.uses("measures_of") == bool(claim.measures)
+    assert not claim.uses("measure.nothing.options")
 
 
 def test_contributing_says_what_a_new_claim_touches():

@@ -14,6 +14,8 @@ import runs
 from drawn import assert_nothing_is_clipped
 from mhprobe.errors import UserError
 from mhprobe.framework.questions.material import Material
+from mhprobe.framework.run import launch
+from mhprobe.framework.run.needed import refuse_unneeded
 from mhprobe.lab.claims.parts import asking
 from mhprobe.lab.claims.parts.claim import all_claims, refuse_left_out
 from mhprobe.lab.claims.parts.estimates import Estimate, TooFewError
@@ -40,6 +42,48 @@ WORDS = {"holds", "contradicted", "too small to matter", "cannot be told", "not 
 
 def settings(folder, *more):
     return runs.checked("claims", *SMALL, f"cache_dir={folder}", *more)
+
+
+ENTROPY, MASKED = "claims=[entropy_falls_with_depth]", "claims=[early_blocks_are_needed_most]"
+IDLE = [  # claims that are asked, and an option that none of them reads
+    (ENTROPY, "evidence.measure.svcca.null_draws=5"),
+    (ENTROPY, "evidence.maps_of=3"),
+    (ENTROPY, "evidence.draws=2"),
+    (ENTROPY, "evidence.runs.training=here"),
+    (ENTROPY, "evidence.masking.fill=mean"),
+    (MASKED, "evidence.measures_of=9"),
+    (MASKED, "evidence.chosen_on=9"),
+    ("claims=[compact_heat_is_right]", "evidence.maps.attention.blocks=[0]"),
+]
+READ = [  # the controls
+    ("claims=null", "evidence.runs.training=here"),
+    (ENTROPY, "evidence.measures_of=9"),
+    (MASKED, "evidence.masking.fill=mean"),
+    ("claims=[heads_of_a_block_are_alike]", "evidence.measure.svcca.null_draws=5"),
+    ("claims=[importance_settles_early]", "evidence.runs.training=here"),
+    ("claims=[compact_heat_is_right]", "evidence.maps_of=3"),
+]
+
+
+@pytest.mark.parametrize(("claims", "option"), IDLE)
+def test_an_option_that_no_asked_claim_reads_is_refused_before_the_work(tmp_path, claims, option):
+    cfg = runs.composed("claims", *SMALL, claims, option)
+    key = option.partition("=")[0]
+    with pytest.raises(UserError, match=f"^{key}: does nothing here: no claim .* leave it out"):
+        launch.run("claims", cfg, tmp_path, [claims, option])
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("claims", "option"), READ)
+def test_an_option_that_an_asked_claim_reads_is_taken(claims, option):
+    refuse_unneeded(runs.checked("claims", *SMALL, claims, option), [option], (), command.needs)
+
+
+def test_a_sweep_over_claims_may_give_all_jobs_an_option_of_some():
+    typed = [ENTROPY, "evidence.maps_of=3"]
+    cfg = runs.checked("claims", *SMALL, *typed)
+    sweep = ["claims=[entropy_falls_with_depth],[compact_heat_is_right]", "evidence.maps_of=3"]
+    refuse_unneeded(cfg, typed, sweep, command.needs)
 
 
 @pytest.fixture

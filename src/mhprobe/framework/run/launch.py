@@ -58,8 +58,10 @@ def run(
         from mhprobe.framework.run.needed import refuse_unneeded
         from mhprobe.framework.run.schema import check, refuse_absent_folders
 
+        command = importlib.import_module(f"mhprobe.{task}")
+
     checked = check(task, cfg)
-    refuse_unneeded(checked, typed, sweep)
+    refuse_unneeded(checked, typed, sweep, getattr(command, "needs", None))
     refuse_absent_folders(checked)
     launched = "RANK" in os.environ or "SLURM_PROCID" in os.environ
     if "SLURM_PROCID" in os.environ:

@@ -552,24 +552,31 @@ INSIDE = (
 )
 
 
-def refuse_unneeded(cfg: Config, typed: Iterable[str], sweep: Sequence[str] = ()) -> None:
+Needs = Callable[[Config, str], Sequence[Need]]
+"""What a command itself knows of the option of a key: needs besides NEEDS."""
+
+
+def refuse_unneeded(
+    cfg: Config, typed: Iterable[str], sweep: Sequence[str] = (), needs: Needs | None = None
+) -> None:
     """Raise UserError for the first typed option that has no effect in this configuration.
 
     cfg: checked. typed: overrides of the job. sweep: overrides of the sweep that the job is of,
-    with all their values.
+    with all their values. needs: of the command itself.
     """
     varied = [key for word in sweep for key in _varied(word)]
     if "experiment" in varied or cfg.command == "fetch":
         return
     whole = cfg.model_dump()
     for key in (key for word in typed for key in _keys(word)):
-        for why in (*_unmet(cfg, key, varied), *_unmet_inside(whole, key, varied)):
+        known = (*NEEDS, *(needs(cfg, key) if needs else ()))
+        for why in (*_unmet(cfg, key, varied, known), *_unmet_inside(whole, key, varied)):
             raise UserError(f"{key}: does nothing here: {why}.")
 
 
-def _unmet(cfg: Config, key: str, varied: Sequence[str]) -> Iterator[str]:
-    """Yield why an option has no effect in a configuration, by NEEDS."""
-    for need in NEEDS:
+def _unmet(cfg: Config, key: str, varied: Sequence[str], needs: Iterable[Need]) -> Iterator[str]:
+    """Yield why an option has no effect in a configuration."""
+    for need in needs:
         of_option = any(fnmatch.fnmatchcase(key, pattern) for pattern in need.options)
         if of_option and not need.met(cfg) and not _decided(need.by, varied):
             yield need.why

@@ -79,6 +79,7 @@ def middle_blocks_are_least_alike(of: Evidence, svcca: Columns) -> Estimate:
     margin=Margin(
         0.05, "of canonical correlation", "a third of what Byun & Kim's blocks differ by"
     ),
+    reads=("runs.wider",),
 )
 def narrow_heads_are_more_alike(of: Evidence, svcca: Columns) -> Estimate:
     """Mean canonical correlation above chance of the pairs of a block: narrow heads minus wide ones.

@@ -1,5 +1,6 @@
 """A claim: a sentence of a paper, the number that decides it, and how large that number has to be to matter."""
 
+import fnmatch
 import functools
 import importlib
 import inspect
@@ -33,6 +34,12 @@ MOSTLY = Margin(
     "(rank correlation, beyond .5)",
     "at .7 one explains half of the variance of the other's ranks",
 )
+# options of conf/claims.yaml, below ``evidence``, that ways to ask read
+BY_MEASURES = ("measures_of", "control_of")
+BY_MASKS = ("masking*",)  # accuracy of masks
+BY_CHOICE = (*BY_MASKS, "draws", "chosen_on")  # of masks that validation images choose
+BY_IMAGES = ("maps_of",)  # a number per image
+ON_SECOND = ("second*",)
 DELETION = Margin(
     0.02,
     "of probability, mean over deletion",
@@ -48,7 +55,8 @@ class Claim:
     the claimed direction. says: the claim, a sentence. source: paper, figure; model. shape: "more":
     holds above the margin, is contradicted below its negative; "at most": a cost (minus the effect)
     holds below the margin, contradicted above; "none": holds inside the margin. figure: of
-    conf/paper, under which the verdict is quoted.
+    conf/paper, under which the verdict is quoted. reads: patterns of the options below ``evidence``
+    that it reads besides those of its measures.
     """
 
     effect: Effect
@@ -57,11 +65,18 @@ class Claim:
     margin: Margin
     shape: Shape = "more"
     figure: str = ""
+    reads: tuple[str, ...] = ()
 
     @functools.cached_property
     def measures(self) -> tuple[str, ...]:
         """Names of the measures that the effect needs."""
         return tuple(inspect.signature(self.effect).parameters)[1:]
+
+    def uses(self, option: str) -> bool:
+        """Return True if an option below ``evidence`` can change the effect, e.g. measures_of."""
+        measures = tuple(f"measure.{name}*" for name in self.measures)
+        patterns = self.reads + measures + (BY_MEASURES if measures else ())
+        return any(fnmatch.fnmatchcase(option, pattern) for pattern in patterns)
 
     def estimate(self, evidence: Evidence) -> Estimate:
         """Return the effect in a network. UserError where it cannot be asked."""
@@ -75,10 +90,15 @@ class Claim:
 
 
 def claim(
-    says: str, source: str, margin: Margin, shape: Shape = "more", figure: str = ""
+    says: str,
+    source: str,
+    margin: Margin,
+    shape: Shape = "more",
+    figure: str = "",
+    reads: tuple[str, ...] = (),
 ) -> Callable[[Effect], Claim]:
     """Make a claim of the function that gives its effect; the arguments are fields of ``Claim``."""
-    return lambda effect: Claim(effect, says, source, margin, shape, figure)
+    return lambda effect: Claim(effect, says, source, margin, shape, figure, reads)
 
 
 @functools.cache
@@ -120,6 +140,11 @@ def claims_named(names: Sequence[str] | None) -> dict[str, Claim]:
                 f"{', '.join(all_claims())}."
             )
     return {name: claim for name, claim in all_claims().items() if name in names}
+
+
+def users_of(option: str) -> list[str]:
+    """Return the names of the claims that an option below ``evidence`` can change."""
+    return [name for name, claim in all_claims().items() if claim.uses(option)]
 
 
 def refuse_left_out(claims: Mapping[str, Claim], measures: Collection[str]) -> None:
