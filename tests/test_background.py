@@ -25,7 +25,7 @@ def test_the_share_of_a_map_is_what_lies_on_the_petals(background):
 
 def test_the_table_is_what_the_shipped_network_does(background):
     """One image in float32: other processors round the shares of small maps differently."""
-    shares = background.measured(background.chosen(background.WEIGHTS))
+    shares = background.measured(background.network_to_look_at(background.WEIGHTS))
     with background.TABLE.open(newline="") as lines:
         rows = list(csv.DictReader(lines))
     for name, found in (("trained", shares.trained), ("untrained", shares.untrained)):
