@@ -119,13 +119,16 @@ class Diff(NamedTuple):
         heads = Result(table=self.heads, columns=COLUMNS).saying(label, larger)
         blocks = Result(table=self.blocks).saying(label, larger)
         neurons = Result(table=self.neurons).saying(label, larger)
-        course = {} if self.course is None else {"diff_course": Result(table=self.course)}
+        along = {}
+        if self.course is not None:
+            drawn = Result(table=self.course)
+            along = {"diff_course": drawn.saying("measures along training", "of each its own")}
         return {
             "diff": Result(metrics=self.metrics, about=" ".join(self.sentences)),
             **({"diff_heads": heads} if self.heads.rows else {}),
             **({"diff_blocks": blocks} if self.blocks.rows else {}),
             **({"diff_neurons": neurons} if self.neurons.rows else {}),
-            **course,
+            **along,
         }
 
 
