@@ -1,5 +1,6 @@
 """python -m mhprobe.claims: which findings of the literature hold for trained weights (no training)."""
 
+import fnmatch
 import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,23 +9,46 @@ if TYPE_CHECKING:
     from mhprobe.framework.questions.material import Material
     from mhprobe.framework.run.needed import Need
     from mhprobe.framework.run.schema import Config
+    from mhprobe.lab.claims.parts.claim import Claim
     from mhprobe.report.report import Report
 
 
 def needs(cfg: "Config", key: str) -> "list[Need]":
-    """Return what an option of ``evidence`` needs that none of the claims that are asked reads."""
+    """Return the need of an option of ``evidence``: one of the claims that are asked has to read it.
+
+    Nothing for other options, and where all claims are asked.
+    """
     section, _, option = key.partition(".")
     if section != "evidence" or cfg.claims is None:
         return []
     from mhprobe.framework.run.needed import Need
-    from mhprobe.lab.claims.parts.claim import claims_named, users_of
+    from mhprobe.lab.claims.parts.claim import all_claims, claims_named
 
-    users = users_of(option)
+    def reads(claim: "Claim") -> bool:
+        return any(fnmatch.fnmatchcase(option, pattern) for pattern in read_by(claim))
+
+    users = [name for name, claim in all_claims().items() if reads(claim)]
     more = f" and {len(users) - 3} more" if len(users) > 3 else ""
     others = ", ".join(users[:3]) + more
     why = f"no claim that is asked reads it; leave it out, or ask one that does: {others}"
     asked = {*claims_named(cfg.claims)}
     return [Need((key,), lambda _: not users or bool(asked & {*users}), why, ("claims",))]
+
+
+def read_by(claim: "Claim") -> list[str]:
+    """Return patterns of the options of ``evidence`` that a claim reads, e.g. measures_of."""
+    asks = claim.asks
+    patterns = [f"measure.{name}*" for name in claim.measures]
+    patterns += [f"maps.{kind}*" for kind in asks.maps]
+    patterns += [f"runs.{role}" for role in asks.runs]
+    by_part = {
+        ("measures_of", "control_of"): bool(claim.measures),
+        ("masking*",): asks.masks,
+        ("draws", "chosen_on"): asks.choice,
+        ("maps_of",): asks.images,
+        ("second*",): asks.second,
+    }
+    return patterns + [one for options, asked in by_part.items() if asked for one in options]
 
 
 def run(cfg: "Config", folder: Path) -> None:

@@ -14,6 +14,7 @@ from laws import LAWS, LAYOUT, Drawn
 from scipy.stats import binom
 
 from layouts import layout_of
+from mhprobe.claims import read_by
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.lab.claims.parts.asking import ask
@@ -112,11 +113,17 @@ def test_a_claim_says_which_options_of_the_evidence_it_reads(name):
     claim, law = all_claims()[name], LAWS[name]
     recorder = Recorder(law.draw(law.true * claim.margin.size, torch.Generator().manual_seed(0)))
     claim.estimate(recorder)
-    assert all(map(claim.uses, recorder.asked))
-    idle = [one for one in claim.reads if not fnmatch.filter(recorder.asked, one)]
-    assert idle == []
-    assert claim.uses("measures_of") == bool(claim.measures)
-    assert not claim.uses("measure.nothing.options")
+    patterns = read_by(claim)
+    assert all(uses(patterns, option) for option in recorder.asked)
+    of_measures = ("measure.*", "measures_of", "control_of")
+    asks = [one for one in patterns if not uses(of_measures, one)]
+    assert [one for one in asks if not fnmatch.filter(recorder.asked, one)] == []  # none is idle
+    assert uses(patterns, "measures_of") == bool(claim.measures)
+    assert not uses(patterns, "measure.nothing.options")
+
+
+def uses(patterns, option):
+    return any(fnmatch.fnmatchcase(option, pattern) for pattern in patterns)
 
 
 def test_contributing_says_what_a_new_claim_touches():

@@ -1,6 +1,6 @@
 """Claims about attention: how far it reaches, and what draws it."""
 
-from mhprobe.lab.claims.parts.claim import BY_IMAGES, Margin, claim
+from mhprobe.lab.claims.parts.claim import Asks, Margin, claim
 from mhprobe.lab.claims.parts.estimates import (
     Estimate,
     late_minus_early,
@@ -100,7 +100,7 @@ def some_heads_are_positional(of: Evidence, position: Columns) -> Estimate:
     says="Single heads know relations better than the best fixed offset does.",
     source="Clark et al. 2019, Table 1 (syntax; here colours, mirror images and edges of patches); BERT",
     margin=Margin(0.05, "of the answers", "one answer in twenty"),
-    reads=BY_IMAGES,
+    asks=Asks(images=True),
 )
 def single_heads_beat_fixed_offsets(of: Evidence) -> Estimate:
     """Share of queries whose most attended patch meets a relation: the best head minus the best fixed offset.

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError
-from mhprobe.lab.claims.parts.claim import BY_CHOICE, MOSTLY, ON_SECOND, RANKS, Margin, claim
+from mhprobe.lab.claims.parts.claim import BY_CHOICE, MOSTLY, RANKS, Asks, Margin, claim
 from mhprobe.lab.claims.parts.estimates import (
     Estimate,
     go_together,
@@ -30,7 +30,7 @@ def kept_by_importance(of: Evidence) -> Tensor:
     says="Gradient importance tells which heads cost most.",
     source="Michel et al. 2019; a translation model, BERT",
     margin=RANKS,
-    reads=BY_CHOICE,
+    asks=BY_CHOICE,
 )
 def importance_predicts_cost(of: Evidence, ablation_delta: Columns) -> Estimate:
     """Rank correlation of how long the order of importance keeps a head and rise of the loss without it, in blocks.
@@ -56,7 +56,7 @@ def importance_is_mostly_output_norm(
     says="Importance of heads is the same on another data set.",
     source="Michel et al. 2019, Figure 2 (accuracy; here gradients); a translation model, BERT",
     margin=MOSTLY,
-    reads=ON_SECOND,
+    asks=Asks(second=True),
 )
 def importance_agrees_between_data_sets(of: Evidence, gate_importance: Columns) -> Estimate:
     """Rank correlation of gradient importance on two data sets over the heads of a block, minus a half."""
@@ -69,7 +69,7 @@ def importance_agrees_between_data_sets(of: Evidence, gate_importance: Columns) 
     says="Which heads are important settles early in training.",
     source="Michel et al. 2019, Figure 5 and section 6; a translation model",
     margin=MOSTLY,
-    reads=("runs.training",),
+    asks=Asks(runs=("training",)),
 )
 def importance_settles_early(of: Evidence) -> Estimate:
     """Rank correlation over heads of importance after a quarter of the training and at its end, minus a half."""
@@ -103,7 +103,7 @@ def confidence_follows_relevance(
     says="Relevance follows what pruning keeps.",
     source="Voita et al. 2019 (gates; here an order of importance); a translation model",
     margin=RANKS,
-    reads=BY_CHOICE,
+    asks=BY_CHOICE,
 )
 def relevant_heads_stay(of: Evidence, lrp_relevance: Columns) -> Estimate:
     """Rank correlation, over the heads of a block, of relevance and how long the order of importance keeps a head."""
@@ -114,7 +114,7 @@ def relevant_heads_stay(of: Evidence, lrp_relevance: Columns) -> Estimate:
     says="Heads with a named function stay longest.",
     source="Voita et al. 2019, Figure 8 (gates; here an order of importance); a translation model",
     margin=Margin(0.1, "of the order", "a tenth of all heads between them and the others"),
-    reads=BY_CHOICE,
+    asks=BY_CHOICE,
 )
 def specialised_heads_stay(
     of: Evidence, position: Columns, token_kinds: Columns, attention_distance: Columns

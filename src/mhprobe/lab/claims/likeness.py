@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError
-from mhprobe.lab.claims.parts.claim import RANKS, Margin, claim
+from mhprobe.lab.claims.parts.claim import RANKS, Asks, Margin, claim
 from mhprobe.lab.claims.parts.estimates import (
     Estimate,
     between_blocks,
@@ -79,7 +79,7 @@ def middle_blocks_are_least_alike(of: Evidence, svcca: Columns) -> Estimate:
     margin=Margin(
         0.05, "of canonical correlation", "a third of what Byun & Kim's blocks differ by"
     ),
-    reads=("runs.wider",),
+    asks=Asks(runs=("wider",)),
 )
 def narrow_heads_are_more_alike(of: Evidence, svcca: Columns) -> Estimate:
     """Mean canonical correlation above chance of the pairs of a block: narrow heads minus wide ones.

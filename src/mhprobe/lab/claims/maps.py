@@ -1,13 +1,13 @@
 """Claims about maps of where a network looks."""
 
-from mhprobe.lab.claims.parts.claim import BY_IMAGES, DELETION, Effect, Margin, claim
+from mhprobe.lab.claims.parts.claim import DELETION, Asks, Effect, Margin, claim
 from mhprobe.lab.claims.parts.estimates import Estimate, more_often, over_images
 from mhprobe.lab.claims.parts.evidence import Evidence
 
 
-def by_maps(*names: str) -> tuple[str, ...]:
-    """Return patterns of the options that kinds of maps read."""
-    return (*BY_IMAGES, *(f"maps.{name}*" for name in names))
+def of_maps(*kinds: str) -> Asks:
+    """Return what claims about these kinds of maps ask for."""
+    return Asks(images=True, maps=kinds)
 
 
 def more_faithful(better: str, worse: str) -> Effect:
@@ -19,25 +19,25 @@ rollout_beats_chance = claim(
     says="Rollout is more faithful than a random order of patches.",
     source="Abnar & Zuidema 2020; Transformers for text",
     margin=DELETION,
-    reads=by_maps("rollout"),
+    asks=of_maps("rollout"),
 )(more_faithful("rollout", "random"))
 rollout_beats_raw_attention = claim(
     says="Rollout is more faithful than the attention of the last block.",
     source="Tran, report on attention rollout; small vision transformers",
     margin=DELETION,
-    reads=by_maps("rollout", "attention"),
+    asks=of_maps("rollout", "attention"),
 )(more_faithful("rollout", "attention"))
 gradients_beat_rollout = claim(
     says="Attention weighted by its gradient is more faithful than rollout.",
     source="Chefer et al. 2021, gradient-weighted rollout; vision transformers",
     margin=DELETION,
-    reads=by_maps("gradient_rollout", "rollout"),
+    asks=of_maps("gradient_rollout", "rollout"),
 )(more_faithful("gradient_rollout", "rollout"))
 relevance_maps_beat_rollout = claim(
     says="Relevance propagation is more faithful than rollout.",
     source="Chefer et al. 2021 (here by the rules of Achtibat et al. 2024); vision transformers",
     margin=DELETION,
-    reads=by_maps("relevance_map", "rollout"),
+    asks=of_maps("relevance_map", "rollout"),
 )(more_faithful("relevance_map", "rollout"))
 
 
@@ -49,7 +49,7 @@ relevance_maps_beat_rollout = claim(
         "of the chance that it is hotter, beyond a half",
         "an eye is wrong nearly half of the time",
     ),
-    reads=by_maps("rollout"),
+    asks=of_maps("rollout"),
 )
 def compact_heat_is_right(of: Evidence) -> Estimate:
     """Chance that a rightly classified image has the hotter rollout than a wrongly classified one, minus a half."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError
-from mhprobe.lab.claims.parts.claim import BY_CHOICE, BY_MASKS, POINT, Effect, Margin, claim
+from mhprobe.lab.claims.parts.claim import BY_CHOICE, POINT, Asks, Effect, Margin, claim
 from mhprobe.lab.claims.parts.estimates import Estimate, in_blocks, of_accuracy, share_of_heads
 from mhprobe.lab.claims.parts.evidence import (
     Columns,
@@ -18,7 +18,7 @@ from mhprobe.lab.claims.parts.evidence import (
     without_thirds,
 )
 
-costs_at_most_a_point = functools.partial(claim, margin=POINT, shape="at most", reads=BY_CHOICE)
+costs_at_most_a_point = functools.partial(claim, margin=POINT, shape="at most", asks=BY_CHOICE)
 
 
 def loss_without(share: float, order: str) -> Effect:
@@ -48,7 +48,7 @@ a_third_goes_by_index = costs_at_most_a_point(
     source="Michel et al. 2019, Figure 3; a translation model, BERT",
     figure="michel/figure_3",
     margin=POINT,
-    reads=BY_CHOICE,
+    asks=BY_CHOICE,
 )
 def importance_beats_random(of: Evidence) -> Estimate:
     """Accuracy in the order of importance minus that of random orders, mean over three shares of the heads."""
@@ -106,7 +106,7 @@ def _middle(alone: Tensor, accuracy: Tensor, spans: Sequence[slice]) -> Tensor:
     margin=Margin(
         0.02, "of accuracy", "two points are beyond what two data sets of 10,000 images differ in"
     ),
-    reads=BY_MASKS,
+    asks=Asks(masks=True),
 )
 def early_blocks_are_needed_most(of: Evidence) -> Estimate:
     """Accuracy without all heads of the late third of the blocks minus that without the early third."""
@@ -118,7 +118,7 @@ def early_blocks_are_needed_most(of: Evidence) -> Estimate:
     says="One third of the depth needs its heads more than the others do.",
     source="Michel et al. 2019, Figure 4 (attention between encoder and decoder); a translation model",
     margin=Margin(0.03, "of accuracy", "three points are beyond what several single heads cost"),
-    reads=BY_CHOICE,
+    asks=BY_CHOICE,
 )
 def one_kind_of_block_is_needed_most(of: Evidence) -> Estimate:
     """Accuracy without the other thirds' heads minus that without the third that validation images call worst."""
@@ -143,7 +143,7 @@ def some_heads_go_within_noise(of: Evidence) -> Estimate:
     source="Byun & Kim, Figure 8; Swin-B and ViT",
     figure="byun_kim/figure_8",
     margin=POINT,
-    reads=BY_CHOICE,
+    asks=BY_CHOICE,
 )
 def index_beats_whole_layers(of: Evidence) -> Estimate:
     """Accuracy by indices minus that by layers, mean over the steps by layer, at the nearest numbers of heads."""
@@ -158,7 +158,7 @@ def index_beats_whole_layers(of: Evidence) -> Estimate:
     source="Byun & Kim, Figure 9; Swin-B and ViT",
     figure="byun_kim/figure_9",
     margin=POINT,
-    reads=BY_CHOICE,
+    asks=BY_CHOICE,
 )
 def the_worst_index_falls_first(of: Evidence) -> Estimate:
     """Accuracy without a sixth of the heads: best indices minus worst indices, both chosen on validation images."""
@@ -170,7 +170,7 @@ def the_worst_index_falls_first(of: Evidence) -> Estimate:
     says="A pruned network is better than the same heads trained from scratch.",
     source="Voita et al. 2019, Table 2; a translation model",
     margin=POINT,
-    reads=("runs.pruned", "runs.scratch"),
+    asks=Asks(runs=("pruned", "scratch")),
 )
 def pruned_beats_from_scratch(of: Evidence) -> Estimate:
     """Accuracy of a pruned network minus that of the same heads trained from scratch."""

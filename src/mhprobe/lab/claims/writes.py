@@ -4,7 +4,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from mhprobe.lab.claims.parts.claim import BY_IMAGES, Margin, claim
+from mhprobe.lab.claims.parts.claim import Asks, Margin, claim
 from mhprobe.lab.claims.parts.estimates import (
     Estimate,
     mean_over_heads,
@@ -71,7 +71,7 @@ def heads_have_class_roles(of: Evidence, logit_attribution: Columns) -> Estimate
     margin=Margin(
         0.1, "of the error of guessing the middle", "a tenth of what knowing nothing costs"
     ),
-    reads=BY_IMAGES,
+    asks=Asks(images=True),
 )
 def high_norm_tokens_lose_their_place(of: Evidence) -> Estimate:
     """Error of the place that is read linearly from a token of the last block: tokens of high norm minus the others.

@@ -1,6 +1,5 @@
 """A claim: a sentence of a paper, the number that decides it, and how large that number has to be to matter."""
 
-import fnmatch
 import functools
 import importlib
 import inspect
@@ -34,17 +33,30 @@ MOSTLY = Margin(
     "(rank correlation, beyond .5)",
     "at .7 one explains half of the variance of the other's ranks",
 )
-# options of conf/claims.yaml, below ``evidence``, that ways to ask read
-BY_MEASURES = ("measures_of", "control_of")
-BY_MASKS = ("masking*",)  # accuracy of masks
-BY_CHOICE = (*BY_MASKS, "draws", "chosen_on")  # of masks that validation images choose
-BY_IMAGES = ("maps_of",)  # a number per image
-ON_SECOND = ("second*",)
 DELETION = Margin(
     0.02,
     "of probability, mean over deletion",
     "a map that is .02 below random orders is hardly one",
 )
+
+
+class Asks(NamedTuple):
+    """Evidence that a claim asks for besides columns of measures.
+
+    masks: accuracy under masks. choice: masks, or heads, that validation images choose. images: a
+    number per test image. second: another data set. maps: kinds of maps. runs: roles of other runs.
+    """
+
+    masks: bool = False
+    choice: bool = False
+    images: bool = False
+    second: bool = False
+    maps: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()
+
+
+NOTHING_ELSE = Asks()
+BY_CHOICE = Asks(masks=True, choice=True)
 
 
 @dataclass(frozen=True)
@@ -55,8 +67,7 @@ class Claim:
     the claimed direction. says: the claim, a sentence. source: paper, figure; model. shape: "more":
     holds above the margin, is contradicted below its negative; "at most": a cost (minus the effect)
     holds below the margin, contradicted above; "none": holds inside the margin. figure: of
-    conf/paper, under which the verdict is quoted. reads: patterns of the options below ``evidence``
-    that it reads besides those of its measures.
+    conf/paper, under which the verdict is quoted.
     """
 
     effect: Effect
@@ -65,18 +76,12 @@ class Claim:
     margin: Margin
     shape: Shape = "more"
     figure: str = ""
-    reads: tuple[str, ...] = ()
+    asks: Asks = NOTHING_ELSE
 
     @functools.cached_property
     def measures(self) -> tuple[str, ...]:
         """Names of the measures that the effect needs."""
         return tuple(inspect.signature(self.effect).parameters)[1:]
-
-    def uses(self, option: str) -> bool:
-        """Return True if an option below ``evidence`` can change the effect, e.g. measures_of."""
-        measures = tuple(f"measure.{name}*" for name in self.measures)
-        patterns = self.reads + measures + (BY_MEASURES if measures else ())
-        return any(fnmatch.fnmatchcase(option, pattern) for pattern in patterns)
 
     def estimate(self, evidence: Evidence) -> Estimate:
         """Return the effect in a network. UserError where it cannot be asked."""
@@ -95,10 +100,10 @@ def claim(
     margin: Margin,
     shape: Shape = "more",
     figure: str = "",
-    reads: tuple[str, ...] = (),
+    asks: Asks = NOTHING_ELSE,
 ) -> Callable[[Effect], Claim]:
     """Make a claim of the function that gives its effect; the arguments are fields of ``Claim``."""
-    return lambda effect: Claim(effect, says, source, margin, shape, figure, reads)
+    return lambda effect: Claim(effect, says, source, margin, shape, figure, asks)
 
 
 @functools.cache
@@ -140,11 +145,6 @@ def claims_named(names: Sequence[str] | None) -> dict[str, Claim]:
                 f"{', '.join(all_claims())}."
             )
     return {name: claim for name, claim in all_claims().items() if name in names}
-
-
-def users_of(option: str) -> list[str]:
-    """Return the names of the claims that an option below ``evidence`` can change."""
-    return [name for name, claim in all_claims().items() if claim.uses(option)]
 
 
 def refuse_left_out(claims: Mapping[str, Claim], measures: Collection[str]) -> None:
