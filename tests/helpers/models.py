@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import timm
 import torch
@@ -21,6 +23,19 @@ def tiny_vit(seed: int = 0, **kwargs) -> nn.Module:
     torch.manual_seed(seed)
     settings = dict(img_size=16, patch_size=4, embed_dim=24, depth=2, num_heads=3, num_classes=5)
     return timm.create_model("vit_tiny_patch16_224", **{**settings, **kwargs}).eval()
+
+
+def tuned_vits() -> tuple[nn.Module, nn.Module]:
+    """A backbone, and the same where head 1 of block 1 reads other values and looks wider."""
+    before = tiny_vit(num_classes=0)
+    make_loud(before, 0.5)
+    after = copy.deepcopy(before)
+    width = after.blocks[1].attn.head_dim
+    with torch.no_grad():
+        qkv = after.blocks[1].attn.qkv.weight.unflatten(0, (3, -1, width))
+        qkv[0, 1] *= 0.1
+        qkv[2, 1] = torch.randn(width, qkv.shape[-1], generator=torch.Generator().manual_seed(3))
+    return before, after
 
 
 def tiny_registers(seed: int = 0) -> nn.Module:

@@ -16,23 +16,14 @@ from mhprobe.measures import Confidence, Entropy, Magnitude
 from mhprobe.pages.diffing import course, page
 from mhprobe.pages.diffing.changes import LEAST, kinds_of
 from mhprobe.pages.diffing.opened import kept_epochs
-from models import images_for, make_loud, tiny_vit
+from models import images_for, tuned_vits
 
 CHANGED = 4  # head 1 of block 1
 
 
 @pytest.fixture(scope="module")
 def tuned():
-    """A backbone, and the same where head 1 of block 1 reads other values and looks wider."""
-    before = tiny_vit(num_classes=0)
-    make_loud(before, 0.5)
-    after = copy.deepcopy(before)
-    width = after.blocks[1].attn.head_dim
-    with torch.no_grad():
-        qkv = after.blocks[1].attn.qkv.weight.unflatten(0, (3, -1, width))
-        qkv[0, 1] *= 0.1
-        qkv[2, 1] = torch.randn(width, qkv.shape[-1], generator=torch.Generator().manual_seed(3))
-    return before, after
+    return tuned_vits()
 
 
 def compared(tuned, images=LEAST, **options):

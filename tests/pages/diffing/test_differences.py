@@ -29,7 +29,15 @@ from mhprobe.pages.diffing.opened import Pictures, guessed_null
 from mhprobe.report.ledger import Ledger
 from mhprobe.stats.intervals import p_of_interval
 from mhprobe.stats.significance import holm, t_interval
-from models import TWINS, images_for, make_loud, tiny_deit, tiny_registers, tiny_vit
+from models import (
+    TWINS,
+    images_for,
+    make_loud,
+    tiny_deit,
+    tiny_registers,
+    tiny_vit,
+    tuned_vits,
+)
 
 IMAGES = 4
 FAMILIES = ["vit", "deit", "vit_registers", "swin", "swinv2", "eva", "beit", "hf_vit", "hf_dinov2"]
@@ -645,15 +653,8 @@ def test_two_seeds_are_no_copies_though_norms_and_biases_are_alike(name):
 
 @pytest.fixture(scope="module")
 def tuned():
-    """A backbone, and the same where head 1 of block 1 reads other values and looks wider."""
-    before = tiny_vit(num_classes=0)
-    make_loud(before, 0.5)
-    after = copy.deepcopy(before)
-    width = after.blocks[1].attn.head_dim
-    with torch.no_grad():
-        qkv = after.blocks[1].attn.qkv.weight.unflatten(0, (3, -1, width))
-        qkv[0, 1] *= 0.1
-        qkv[2, 1] = torch.randn(width, qkv.shape[-1], generator=torch.Generator().manual_seed(3))
+    """Two backbones of which one head differs, and what diff says of them."""
+    before, after = tuned_vits()
     images = images_for(before, LEAST)
     return before, after, mhprobe.diff(before, after, images, null="images", show_progress=False)
 

@@ -58,14 +58,14 @@ KINDS: Kinds = {
 }
 
 
-def kinds_of(names: object) -> Kinds:
-    """Return the measures of these names; ``KINDS`` for None.
+def kinds_of(names: object) -> Kinds | None:
+    """Return the measures of these names; None for None, which asks for the usual ones.
 
     Raises UserError for what is no list of names, a name that the library has not, one that is
     named twice, and a measure of pairs.
     """
     if names is None:
-        return KINDS
+        return None
     if not isinstance(names, list | tuple) or not names:
         raise UserError(
             f"diff: measures: expected names, as entropy,write_norm, got {quoted(names)}."
@@ -137,11 +137,15 @@ class Folds(NamedTuple):
                 done(1)
         return {name: of for name, of in values.items() if len(of) == self.number}
 
-    def mean(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mean over images of (F, ...) values of folds, and half of its 95 % interval over folds."""
+    def mean(self, name: str, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mean over images of (F, ...) values of a measure, and half of its 95 % interval.
+
+        The interval is over folds; NaN for a measure that no image changes.
+        """
         shares = torch.bincount(torch.arange(self.images) % self.number).double() / self.images
         middle, _, high = t_interval(values)
-        return torch.tensordot(shares, values, 1), high - middle
+        half = torch.full_like(middle, torch.nan) if self.kinds[name].exact else high - middle
+        return torch.tensordot(shares, values, 1), half
 
     def refuse_unfit(self, side: Torch, at: int) -> None:
         """Raise UserError for the first measure that one fold of these images, or the network, does not allow."""
@@ -197,15 +201,11 @@ def changes(before: Values, after: Values, folds: Folds) -> dict[str, Tensor]:
     """
     found: dict[str, Tensor] = {}
     tests: dict[str, Tensor] = {}
-    for name, kind in folds.kinds.items():
-        if name not in before:
-            continue
-        change, half = folds.mean(after[name] - before[name])
-        if kind.exact:
-            half = torch.full_like(half, torch.nan)
+    for name in before:
+        change, half = folds.mean(name, after[name] - before[name])
         tests[name] = p_of_interval(change, half, folds.number - 1)
-        found |= {f"{name}_before": folds.mean(before[name])[0]}
-        found |= {f"{name}_after": folds.mean(after[name])[0], f"{name}_change": change}
+        found |= {f"{name}_before": folds.mean(name, before[name])[0]}
+        found |= {f"{name}_after": folds.mean(name, after[name])[0], f"{name}_change": change}
         found |= {f"{name}_low": change - half, f"{name}_high": change + half}
         found |= {f"{name}_p": tests[name]}
     if tests:

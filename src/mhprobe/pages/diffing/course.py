@@ -91,7 +91,10 @@ def _by_numbers(file: Path) -> list[tuple[int, str]]:
 
 
 def refuse_other_checkpoints(files: Sequence[Path], a: Opened, b: Opened) -> None:
-    """Raise UserError for a checkpoint that cannot be compared with A and B."""
+    """Raise UserError for a checkpoint that cannot be compared with A and B.
+
+    Each is opened again when it is measured, so that one is in memory at a time.
+    """
     for file in files:
         _checkpoint(file, a, b)
 
@@ -138,9 +141,7 @@ def course(
     alike.append(itself)
     found = dict[str, Tensor]()
     for name, of in values.items():
-        middle, half = folds.mean(torch.stack([*of, ends[1][name]], 1))
-        if folds.kinds[name].exact:
-            half = torch.full_like(half, torch.nan)
+        middle, half = folds.mean(name, torch.stack([*of, ends[1][name]], 1))
         found[name] = torch.stack([middle, middle - half, middle + half])
     if all(alike):  # else the tokens are too few
         of_ends = [torch.stack([of[f"svcca{end}"] for of in alike]) for end in ENDS]

@@ -38,7 +38,9 @@ from mhprobe.errors import UserError, one_of, quoted, whole_number
 from mhprobe.io.progress import progress
 from mhprobe.io.written import counted
 from mhprobe.pages.diffing.changes import (
+    KINDS,
     Folds,
+    Kinds,
     both_taken,
     changes,
     kinds_of,
@@ -130,8 +132,7 @@ def diff(  # noqa: PLR0913 -- a notebook's door: each argument is a keyword of i
             f"diff: null: {Path(str(b)).name} is an export, held against what a correct one differs "
             f"by: rounding. Got {given}, which is for trainings; leave it out."
         )
-    task = Task(tolerances(tolerance), null, ablation, measures, along, show_progress)
-    kinds_of(measures)  # refused before anything is opened
+    task = Task(tolerances(tolerance), null, ablation, kinds_of(measures), along, show_progress)
     asked = Asked(mean, std)
     _refuse_normalised(images, asked)
     with taking(output):
@@ -167,14 +168,14 @@ def _refuse_normalised(images: Any, asked: Asked) -> None:
 class Task(NamedTuple):
     """Options of a comparison.
 
-    limits: tolerances. null: what nothing looks like, or "auto". names: of measures; None for the
-    usual ones. along: as of ``diff``.
+    limits: tolerances. null: what nothing looks like, or "auto". kinds: measures that are asked
+    for; None for the usual ones. along: as of ``diff``.
     """
 
     limits: dict[str, float]
     null: Given | str = "auto"
     ablation: bool = False
-    names: Sequence[str] | None = None
+    kinds: Kinds | None = None
     along: Along = None
     show: bool = True
 
@@ -195,17 +196,22 @@ class Plan(NamedTuple):
     notes: list[str]
 
 
+def _refuse_options(a: Opened, b: Side, read: Pictures, task: Task) -> None:
+    """Raise UserError for options that these networks, or these images, do not allow."""
+    classes = classes_of(a.side)
+    refuse_untold(task.limits, read.labels is not None, classes)
+    _refuse_other_classes(a, read)
+    refuse_no_ablation(task.ablation, b, classes)
+
+
 def _planned(a: Opened, b: Opened, read: Pictures, task: Task) -> Plan:
     """Choose what is compared. Raises UserError for what cannot be."""
     ours, theirs, classes = _torch(a), b.side, classes_of(a.side)
-    refuse_untold(task.limits, read.labels is not None, classes)
-    _refuse_other_classes(a, read)
+    _refuse_options(a, theirs, read, task)
     refuse_unlike(ours, theirs)
-    refuse_no_ablation(task.ablation, theirs, classes)
     pairs = Pairs(paired(ours, theirs, "head"), _neurons(ours, theirs))
     batches = read.batches(a.spec, b.spec)
-    kinds = kinds_of(task.names)
-    folds = Folds(batches, read.labels, len(read.pixels), kinds, task.show)
+    folds = Folds(batches, read.labels, len(read.pixels), task.kinds or KINDS, task.show)
     null, why = guessed_null(ours, theirs)
     notes = [*ours.notes, *theirs.notes, *a.notes, *b.notes, *read.notes]
     other = None
@@ -218,10 +224,10 @@ def _planned(a: Opened, b: Opened, read: Pictures, task: Task) -> Plan:
         notes.append("The photographs have no labels, so accuracy is not held to the tolerance.")
     training = other is not None or null == "images"
     files = _files(task, a, b, training, notes)
-    if task.names is not None:
+    if task.kinds is not None:
         for at, side in enumerate((ours, _measurable(theirs, "measures"))):
             folds.refuse_unfit(side, at)
-    asked = task.names is not None or bool(files)
+    asked = task.kinds is not None or bool(files)
     return Plan(pairs, folds, null, other, training or asked, files, notes)
 
 
@@ -300,13 +306,10 @@ def compared(a: Opened, b: Opened, read: Pictures, task: Task) -> Diff:
 def ends_alone(a: Opened, b: Onnx, read: Pictures, task: Task) -> Diff:
     """Compare the logits of an export that hides its blocks. UserError for a tolerance of what is hidden, too."""
     ours, classes, limits = _torch(a), classes_of(a.side), task.limits
-    refuse_untold(limits, read.labels is not None, classes)
-    _refuse_other_classes(a, read)
-    refuse_no_ablation(task.ablation, b, classes)
-    for option in [
-        name for name, asked in (("measures", task.names), ("along", task.along)) if asked
-    ]:
-        _measurable(b, option)
+    _refuse_options(a, b, read, task)
+    for option, asked in (("measures", task.kinds), ("along", task.along)):
+        if asked:
+            _measurable(b, option)
     for name in ("head", "block"):
         if name in limits:
             raise UserError(f"diff: tolerance: {name}: {b.notes[-1]}")
