@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from mhprobe.backbones import attach, gives_features, puts_out_features
-from mhprobe.data.augment import in_colours, middle, normalise
+from mhprobe.data.augment import channels_shown, grey, in_colours, middle, normalise
 from mhprobe.data.base import ImageData
 from mhprobe.data.draws import evenly_spread
 from mhprobe.errors import UserError
@@ -129,16 +129,12 @@ def keep(
     """Write the network as ONNX, the images in its input size, and torch's logits.
 
     Weights are float32, or the first of float16 and int8 that fits into a page; else float16, and
-    the page asks for this file. model: with gates. images: (N, 3, height, width) uint8. labels:
-    (N,) int64. classes: names; numbers if empty. spec: size, mean and std. beside: True if the page
-    can ask. UserError for a network that gives features, is too large, or cannot be exported.
+    the page asks for this file. model: with gates. images: (N, C, height, width) uint8, of the
+    network's channels; colours turn grey for one. labels: (N,) int64. classes: names; numbers if
+    empty. spec: size, mean and std. beside: True if the page can ask. UserError for a network that
+    gives features, is too large, or cannot be exported.
     """
-    if len(spec["mean"]) != 3:
-        raise UserError(
-            "live: expected a network that takes images of 3 channels, got one that takes "
-            f"{len(spec['mean'])}."
-        )
-    pixels = _pixels(images, tuple(spec["size"]))
+    pixels = _pixels(images, tuple(spec["size"]), len(spec["mean"]))
     seen = normalise(pixels, spec["size"], spec["mean"], spec["std"])
     weight = next(model.parameters())
     with inspecting(model, gradients=False):
@@ -161,6 +157,7 @@ def keep(
         ],
         "classes": list(classes),
         "titles": list(titles),
+        "shown": channels_shown(pixels.shape[1]),
     }
     arrays = {
         f"piece/{n}": torch.frombuffer(bytearray(piece.onnx), dtype=torch.uint8)
@@ -174,9 +171,11 @@ def keep(
     return write(folder / NETWORK, save(arrays, {"live": json.dumps(about)}))
 
 
-def _pixels(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """(N, 3, height, width) uint8, the middle of images, in the network's input size."""
+def _pixels(images: Tensor, size: tuple[int, int], channels: int) -> Tensor:
+    """(N, channels, height, width) uint8, the middle of images, in the network's input size."""
     pixels = middle(images.cpu(), size)
+    if (channels, pixels.shape[1]) == (1, 3):
+        pixels = grey(pixels)
     if tuple(pixels.shape[-2:]) == size:
         return pixels
     # rounded, for page and torch alike

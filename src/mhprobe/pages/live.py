@@ -46,7 +46,7 @@ class ModelPart(NamedTuple):
 def parts_of_model(model: nn.Module, images: Tensor) -> list[ModelPart]:
     """Take a model apart into ONNX; chained, the pieces give its logits.
 
-    images: (B >= 2, 3, height, width), normalised. Gates that the model has are in the pieces: an
+    images: (B >= 2, C, height, width), normalised. Gates that the model has are in the pieces: an
     input of 1 leaves a head as it is, 0 switches it off. Raises UserError where the package onnx is
     missing, and for what ONNX cannot hold.
     """

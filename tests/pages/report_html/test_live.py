@@ -10,7 +10,7 @@ from PIL import Image
 
 import mhprobe
 from mhprobe.backbones import attach, backbone_of, input_spec
-from mhprobe.data.augment import normalise
+from mhprobe.data.augment import grey, in_colours, normalise
 from mhprobe.errors import UserError
 from mhprobe.pages.beside import keep, keep_live
 from mhprobe.pages.html import kept as module
@@ -18,6 +18,7 @@ from mhprobe.pages.html import write_report
 from mhprobe.pages.live import ModelPart, stored
 from mhprobe.recording.outputs import logits_of
 from mhprobe.report.runs.run import read_run
+from mhprobe.weights.normalisation import seen_by
 from models import huggingface, make_loud, tiny_eva, tiny_swin, tiny_vit
 from pages.report_html.conftest import CLASSES, make_run
 from pages.report_html.test_browser import browser, pytestmark, visit
@@ -304,6 +305,69 @@ def test_a_notebook_makes_the_page_of_its_own_network(visit, kept):
         mhprobe.live(model, images.float(), labels)
     with pytest.raises(UserError, match=r"expected \(N, 3, .* got \(.*, 1, "):
         mhprobe.live(model, images[:, :1], labels)
+    with pytest.raises(UserError, match=r"expected \(N, 13, .* got \(.*, 3, "):
+        mhprobe.live(tiny_vit(in_chans=13), images, labels)
+
+
+def of_channels(channels):
+    model = tiny_vit(in_chans=channels)
+    make_loud(model, 0.3)
+    return model
+
+
+def pixel(page, place):
+    """Red, green and blue of a canvas's first pixel."""
+    code = "canvas => [...canvas.getContext('2d').getImageData(0, 0, 1, 1).data].slice(0, 3)"
+    return page.eval_on_selector(place, code)
+
+
+@pytest.mark.parametrize(
+    ("channels", "given", "shown"),
+    [(1, 3, ""), (1, 1, ""), (2, 2, "mean of 2 channels, grey"), (4, 4, "channels 1 to 3 of 4")],
+)
+def test_networks_of_other_channels_switch_and_say_what_their_pictures_show(
+    visit, tmp_path, channels, given, shown
+):
+    model = of_channels(channels)
+    gates, spec = attach(model), seen_by(model, None, None, "live")[0]
+    images = torch.randint(0, 256, (40, given, *spec["size"]), dtype=torch.uint8)
+    labels = torch.zeros(40).long()
+    page = visit(mhprobe.live(model, images, labels).save(tmp_path / "own.html").as_uri())
+    answered(page, "")
+    says = page.inner_text("#live-agrees")
+    assert f"Pictures show {shown}." in says if shown else "Pictures" not in says
+    page.get_by_role("button", name="Heads number 1").first.click()
+    closed = [head for head, (_, index, _) in enumerate(gates.layout) if index == 1]
+    answered(page, ",".join(map(str, closed)))
+    seen = torch.tensor(page.evaluate("[...live.kept.get('chunk 0').streams.at(-1).data]"))
+    with torch.no_grad(), gates.masked(gates.layout.mask(closed)):
+        expected = model(normalise(images, **spec))
+    assert (seen.view(40, -1) - expected).abs().max() < 1e-4
+    network = grey(images) if given > channels else images
+    taken = expected.argmax(1).tolist()
+    changed = page.evaluate(f"live.before.findIndex((taken, image) => taken !== {taken}[image])")
+    corner = in_colours(network[changed])[0][:, 0, 0]
+    assert pixel(page, "#live-changed canvas") == corner.tolist()
+
+
+def test_an_image_of_ones_own_is_grey_for_one_channel_and_not_asked_for_by_more_than_three(
+    visit, tmp_path
+):
+    own = torch.randint(0, 256, (1, 3, 16, 16), dtype=torch.uint8)
+    Image.fromarray(own[0].permute(1, 2, 0).numpy()).save(tmp_path / "own.png")
+    for channels in (1, 4):
+        model = of_channels(channels)
+        images = torch.randint(0, 256, (4, channels, 16, 16), dtype=torch.uint8)
+        found = mhprobe.live(model, images, torch.zeros(4).long())
+        page = visit(found.save(tmp_path / f"{channels}.html").as_uri())
+        answered(page, "")
+        if channels == 4:
+            assert "takes images of 4 channels" in page.inner_text("#own-says")
+            assert not page.locator("#own-file").is_visible()
+            continue
+        page.set_input_files("#own-file", tmp_path / "own.png")
+        page.locator("#own-maps canvas").first.wait_for()
+        assert page.evaluate("[...live.own]") == grey(own).flatten().tolist()
 
 
 def hugging_face():

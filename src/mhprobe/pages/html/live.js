@@ -98,7 +98,8 @@ function sayChanges(taken) {
 function picture(pixels) {
   const canvas = el("canvas", { width: WIDE, height: TALL, role: "img", "aria-label": "the image" }), context = canvas.getContext("2d");
   const drawn = context.createImageData(WIDE, TALL), area = TALL * WIDE;
-  for (let at = 0; at < area; at++) drawn.data.set([0, 1, 2].map((c) => pixels[Math.min(c, CHANNELS - 1) * area + at]).concat(255), 4 * at);
+  const colours = (at) => (CHANNELS < 3 ? Array(3).fill(d3.mean(d3.range(CHANNELS), (c) => pixels[c * area + at])) : [0, 1, 2].map((c) => pixels[c * area + at]));
+  for (let at = 0; at < area; at++) drawn.data.set([...colours(at), 255], 4 * at);
   context.putImageData(drawn, 0, 0);
   return canvas;
 }
@@ -176,7 +177,7 @@ function take(source, width, height) {
   const { data } = context.getImageData(0, 0, WIDE, TALL), area = WIDE * TALL;
   live.own = Uint8Array.from({ length: SIZE }, (_, at) => {
     const pixel = 4 * (at % area);
-    return grey ? (data[pixel] + data[pixel + 1] + data[pixel + 2]) / 3 : data[pixel + Math.floor(at / area)];
+    return grey ? Math.round(0.299 * data[pixel] + 0.587 * data[pixel + 1] + 0.114 * data[pixel + 2]) : data[pixel + Math.floor(at / area)];
   });
   answerOwn();
 }
@@ -194,6 +195,17 @@ function preparePad() {
   pad.addEventListener("pointermove", (event) => { if (drawing) { context.lineTo(...at(event)); context.stroke(); } });
   pad.addEventListener("pointerup", () => { drawing = false; take(pad, pad.width, pad.height); });
   byId("wipe").addEventListener("click", () => { wipe(); live.own = null; byId("own-says").textContent = ""; byId("own-maps").replaceChildren(); });
+}
+function prepareOwn() {
+  if (CHANNELS !== 1 && CHANNELS !== 3) { // a picture's fourth channel is its transparency
+    byId("own-file").parentElement.hidden = true;
+    byId("own-says").textContent = `The network takes images of ${CHANNELS} channels, and a picture has three.`;
+    return;
+  }
+  preparePad();
+  byId("own-file").addEventListener("change", (event) => { if (event.target.files[0]) takeFile(event.target.files[0]); });
+  addEventListener("dragover", (event) => event.preventDefault());
+  addEventListener("drop", (event) => { event.preventDefault(); if (event.dataTransfer.files[0]) takeFile(event.dataTransfer.files[0]); });
 }
 async function takeFile(file) {
   try {
@@ -223,9 +235,10 @@ async function pieces() {
 }
 // what keeping the weights as something smaller changes
 function agrees(largest) {
+  const shown = LIVE.shown ? ` Pictures show ${LIVE.shown}.` : "";
   const run = rightOf(LIVE.logits.map((row) => d3.maxIndex(row))), here = rightOf(live.before), near = `logits of all ${COUNT} images lie within ${number(largest, 2)} of PyTorch's`;
-  if (LIVE.stored === "float32") return `The same network as the run's: ${near}.`;
-  return `The run's network with its weights kept as ${LIVE.stored}: ${here} of ${COUNT} images are right, with the run's own weights ${run}; ${near}.`;
+  if (LIVE.stored === "float32") return `The same network as the run's: ${near}.${shown}`;
+  return `The run's network with its weights kept as ${LIVE.stored}: ${here} of ${COUNT} images are right, with the run's own weights ${run}; ${near}.${shown}`;
 }
 
 async function start() {
@@ -244,13 +257,10 @@ async function start() {
   live.before = whole.taken;
   byId("live-agrees").textContent = agrees(whole.largest);
   byId("chosen-known").hidden = true;
-  preparePad();
+  prepareOwn();
   listeners.push(() => { live.past.push(new Set(atlas.chosen)); answer(); });
   byId("gate").addEventListener("input", () => { setGate(Number(byId("gate").value)); answer(); });
   byId("undo").addEventListener("click", () => { if (live.past.length > 1) { live.past.pop(); const last = live.past.pop(); choose(last); } });
-  byId("own-file").addEventListener("change", (event) => { if (event.target.files[0]) takeFile(event.target.files[0]); });
-  addEventListener("dragover", (event) => event.preventDefault());
-  addEventListener("drop", (event) => { event.preventDefault(); if (event.dataTransfer.files[0]) takeFile(event.dataTransfer.files[0]); });
   byId("live-controls").hidden = false;
   setGate(0);
   recall();

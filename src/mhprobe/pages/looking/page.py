@@ -223,7 +223,8 @@ def live(
 
     model: a classifier of a supported family, of at most 25 MB as int8; gates are attached if it
         has none, and those that are closed stay closed.
-    images: (N, 3, height, width) uint8, at most 500 are for a page. labels: (N,) int64.
+    images: (N, C, height, width) uint8, at most 500 are for a page; of the network's channels, or in
+        colours for one. labels: (N,) int64.
     class_names: of the logits; by default their numbers.
     mean, std: of the pixels in [0, 1] that it was trained on, per channel or one for all; None takes
         its own.
@@ -235,10 +236,13 @@ def live(
 
     refuse_no_model("live", model)
     layout, backbone = attach(model).layout.of("head"), backbone_of(model)
-    if (
-        not isinstance(images, Tensor)
-        or images.shape[1:-2] != (3,)
-        or "uint8" not in str(images.dtype)
+    spec, _ = seen_by(backbone, mean, std, "live")
+    channels = len(spec["mean"])
+    if not (
+        isinstance(images, Tensor)
+        and images.dim() == 4
+        and images.shape[1] in ({1, 3} if channels == 1 else {channels})
+        and images.dtype == torch.uint8
     ):
         got = (
             f"{tuple(images.shape)} {images.dtype}"
@@ -246,7 +250,8 @@ def live(
             else type(images).__name__
         )
         raise UserError(
-            f"live: images: expected (N, 3, height, width) uint8, pixels from 0 to 255, got {got}."
+            f"live: images: expected (N, {channels}, height, width) uint8, pixels from 0 to 255, "
+            f"got {got}."
         )
     _check_labels(labels, len(images))
     with tempfile.TemporaryDirectory(prefix="mhprobe_live_") as place:
@@ -260,7 +265,7 @@ def live(
             labels,
             class_names or (),
             titles,
-            seen_by(backbone, mean, std, "live")[0],
+            spec,
             beside=False,
         )
         (folder / "metrics.json").write_text("{}")
