@@ -406,19 +406,29 @@ class Outputs(NamedTuple):
     paired: PairedTest | None = None
 
 
-def outputs(found: Measured, classes: bool) -> Outputs:
-    """Compare the ends of two networks. classes: whether they are logits."""
-    return outputs_of(found.ours, found.theirs, found.rest.logits, found.labels, classes)
+class Ends(NamedTuple):
+    """Answers of two networks: ours and theirs (N, classes), of logits or of features.
+
+    errors: (N,) relative to ours. classes: True if they are logits.
+    """
+
+    ours: Tensor
+    theirs: Tensor
+    errors: Tensor
+    classes: bool
 
 
-def outputs_of(
-    ours: Tensor, theirs: Tensor, errors: Tensor, labels: Tensor | None, classes: bool
-) -> Outputs:
-    """Compare (N, classes) logits, or features, of two networks. errors: (N,) relative."""
-    error = float(errors.mean())
-    if not classes:
+def ends_of(found: Measured, classes: bool) -> Ends:
+    """Return the answers of both networks. classes: whether they are logits."""
+    return Ends(found.ours, found.theirs, found.rest.logits, classes)
+
+
+def outputs(ends: Ends, labels: Tensor | None) -> Outputs:
+    """Compare the answers of two networks. labels: (N,) or None."""
+    error = float(ends.errors.mean())
+    if not ends.classes:
         return Outputs(error, None)
-    guesses = [ends.argmax(1) for ends in (ours, theirs)]
+    guesses = [of.argmax(1) for of in (ends.ours, ends.theirs)]
     agreement = float((guesses[0] == guesses[1]).double().mean())
     if labels is None:
         return Outputs(error, agreement)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mhprobe.differences.compare import Measured, Outputs, Verdict, neuron_groups
+from mhprobe.differences.compare import Ends, Measured, Outputs, Verdict, neuron_groups
 from mhprobe.differences.errors import GROUPS, PARTS, Pairs
 from mhprobe.differences.words import Found
 from mhprobe.errors import UserError, nearest, quoted
@@ -44,6 +44,13 @@ COLUMNS = {
     "importance_p": "that a measure does not change (Holm over heads and measures)",
 }
 
+OF_PHOTOGRAPHS = {
+    "value": "length of the difference of both answers, over the length of the first",
+    "before": "class that the first network answers",
+    "after": "class that the second network answers",
+    "label": "class that is right",
+}
+
 
 class Diff(NamedTuple):
     """Differences between two networks.
@@ -53,7 +60,7 @@ class Diff(NamedTuple):
     not be compared. page: renders the HTML that a notebook shows. readings: by network, how its
     file and its images are interpreted. course: a row for each head at each checkpoint between the
     two; None without any. measures: words for what is measured before and after, by the beginning
-    of its columns.
+    of its columns. photographs: a row for each image, with what both networks answer.
     """
 
     sentences: Sequence[str]
@@ -68,6 +75,7 @@ class Diff(NamedTuple):
     readings: Sequence[tuple[str, Sequence[Reading]]] = ()
     course: Table | None = None
     measures: Mapping[str, str] = MappingProxyType({})
+    photographs: Table | None = None
 
     def __repr__(self) -> str:
         return "\n".join([*self.sentences, *(f"Outside: {line}" for line in self.outside)])
@@ -119,6 +127,9 @@ class Diff(NamedTuple):
         heads = Result(table=self.heads, columns=COLUMNS).saying(label, larger)
         blocks = Result(table=self.blocks).saying(label, larger)
         neurons = Result(table=self.neurons).saying(label, larger)
+        photographs = Result(table=self.photographs, columns=OF_PHOTOGRAPHS).saying(
+            "error of the logits or features, share of their length", "is answered more differently"
+        )
         along = {}
         if self.course is not None:
             drawn = Result(table=self.course)
@@ -128,6 +139,7 @@ class Diff(NamedTuple):
             **({"diff_heads": heads} if self.heads.rows else {}),
             **({"diff_blocks": blocks} if self.blocks.rows else {}),
             **({"diff_neurons": neurons} if self.neurons.rows else {}),
+            **({"diff_photographs": photographs} if self.photographs is not None else {}),
             **along,
         }
 
@@ -228,6 +240,15 @@ def neuron_table(pairs: Pairs, measured: Measured) -> Table:
         null = math.nan if level is None else float(level.neurons[at])
         rows.append([block, ends[0], ends[1] - 1, float(measured.own.neurons[:, at].mean()), null])
     return Table(["block", "first", "last", "value", "null"], rows)
+
+
+def photograph_table(names: Sequence[str], ends: Ends, labels: Tensor | None) -> Table:
+    """A row per photograph. names: (N,) of files. labels: (N,) or None."""
+    columns: dict[str, Sequence[Any]] = {"file": names, "value": ends.errors.tolist()}
+    if ends.classes:
+        columns |= {"before": ends.ours.argmax(1).tolist(), "after": ends.theirs.argmax(1).tolist()}
+        columns |= {} if labels is None else {"label": labels.tolist()}
+    return Table(list(columns), [list(row) for row in zip(*columns.values(), strict=True)])
 
 
 def numbers(measured: Measured, verdict: Verdict, outputs: Outputs) -> dict[str, Any]:

@@ -411,7 +411,8 @@ def test_files_follow_the_ledger_and_hold_the_sentences(tmp_path):
     found = compared(before, after)
     found.save(tmp_path)
     book = Ledger.model_validate_json((tmp_path / "diff.json").read_bytes())
-    assert {"diff", "diff_heads", "diff_blocks", "diff_neurons"} == set(book.results)
+    tables = {"diff_heads", "diff_blocks", "diff_neurons", "diff_photographs"}
+    assert {"diff", *tables} == set(book.results)
     assert book.results["diff"].about == " ".join(found.sentences)
     assert all((tmp_path / entry.table).exists() for entry in book.results.values() if entry.table)
     assert book.results["diff_heads"].chance == "null" and FACTOR > 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import csv
 import logging
 import math
 import warnings
@@ -268,7 +269,17 @@ def test_of_a_file_that_hides_its_blocks_the_ends_are_compared_and_the_operator_
     assert found.metrics["diff/accuracy_after"] == pytest.approx(float(right[1]))
     assert found.metrics["diff/accuracy_before"] == pytest.approx(float(right[0]))
     written = found.save(tmp_path / "out")
-    assert written.name == "diff.json" and not (tmp_path / "out" / "tables").exists()
+    assert [path.name for path in (tmp_path / "out" / "tables").iterdir()] == [
+        "diff_photographs.csv"
+    ]
+    with (tmp_path / "out" / "tables" / "diff_photographs.csv").open() as table:
+        rows = list(csv.DictReader(table))
+    assert [int(row["after"]) for row in rows] == theirs.argmax(1).tolist()
+    order = sorted(rows, key=lambda row: (row["before"] == row["after"], -float(row["value"])))
+    text = written.read_text()
+    assert written.name == "diff.html" and "Photographs that are answered most" in text
+    places = [text.index(f"{row['file']}</span>") for row in order]
+    assert places == sorted(places)
     assert compared(model, whole, tolerance={"logits": 1e-6}).outside
     for limit in ("head", "block"):
         with pytest.raises(mhprobe.UserError, match=f"tolerance: {limit}: Blocks and heads are n"):

@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from mhprobe.differences.compare import (
+    Ends,
     Measured,
     Null,
+    ends_of,
     explained,
     judged,
     likeness,
     measured,
     outputs,
-    outputs_of,
 )
 from mhprobe.differences.errors import Pairs, relative
 from mhprobe.differences.exported import Onnx
@@ -29,6 +30,7 @@ from mhprobe.differences.result import (
     numbers_of_ends,
     outside,
     outside_ends,
+    photograph_table,
     refuse_untold,
     tolerances,
 )
@@ -67,7 +69,7 @@ from mhprobe.pages.diffing.opened import (
     refuse_unlike_pair,
     same_ends,
 )
-from mhprobe.pages.diffing.shown import page
+from mhprobe.pages.diffing.shown import page, page_of_ends
 from mhprobe.pages.diffing.worth import SIZE, importance, refuse_no_ablation
 from mhprobe.pages.diffing.worth import ablation as ablated
 from mhprobe.pages.looking.network import Asked
@@ -267,7 +269,8 @@ def compared(a: Opened, b: Opened, read: Pictures, task: Task) -> Diff:
         found = measured(ours, theirs, pairs, batches, plan.null, b.dtype, other, done)
     limit = task.limits.get("block", task.limits.get("all"))
     verdict = judged(found, limit)
-    ends = outputs(found, classes)
+    answers = ends_of(found, classes)
+    ends = outputs(answers, found.labels)
     worst = [] if verdict.first is None else [verdict.first]
     parts = {number: explained(ours, theirs, pairs, batches, number, classes) for number in worst}
     reference = REFERENCE[found.null] if other is None else f"{other.name} differs from the first"
@@ -298,6 +301,7 @@ def compared(a: Opened, b: Opened, read: Pictures, task: Task) -> Diff:
         readings=[(of.side.name, of.readings) for of in (a, b) if of.readings],
         course=over.table(about.layout) if over else None,
         measures={name: kind.called for name, kind in plan.folds.kinds.items()},
+        photographs=photograph_table(read.names, answers, read.labels),
     )
     shown = functools.partial(page, about, result, ours, theirs, read, batches)
     return result._replace(page=shown)
@@ -314,17 +318,17 @@ def ends_alone(a: Opened, b: Onnx, read: Pictures, task: Task) -> Diff:
         if name in limits:
             raise UserError(f"diff: tolerance: {name}: {b.notes[-1]}")
     batches = read.batches(a.spec, a.spec)
-    ends: list[tuple[Tensor, Tensor]] = []
+    answers: list[tuple[Tensor, Tensor]] = []
     with progress("comparing", len(read.pixels), "images", task.show) as done:
         for batch in batches(max(SIZE, b.most or 0)):
-            ends.append((ours.logits(batch.ours).float(), b.logits(batch.theirs)))
+            answers.append((ours.logits(batch.ours).float(), b.logits(batch.theirs)))
             done(len(batch.ours))
-    before, after = (torch.cat(side) for side in zip(*ends, strict=True))
-    errors = relative(after[:, None], before[:, None])
-    found = outputs_of(before, after, errors, read.labels, classes)
+    before, after = (torch.cat(side) for side in zip(*answers, strict=True))
+    ends = Ends(before, after, relative(after[:, None], before[:, None]), classes)
+    found = outputs(ends, read.labels)
     held = {"accuracy": limits.get("all"), **limits}
     empty = Table([], [])
-    return Diff(
+    result = Diff(
         sentences=[end(found, len(before)), b.notes[-1]],
         heads=empty,
         blocks=empty,
@@ -334,7 +338,10 @@ def ends_alone(a: Opened, b: Onnx, read: Pictures, task: Task) -> Diff:
         notes=[*ours.notes, *a.notes, *read.notes],
         images=len(before),
         readings=[(ours.name, a.readings)] if a.readings else [],
+        photographs=photograph_table(read.names, ends, read.labels),
     )
+    shown = functools.partial(page_of_ends, (ours.name, b.name), a.class_names, result, read)
+    return result._replace(page=shown)
 
 
 def _values(

@@ -23,6 +23,7 @@ from mhprobe.pages.html.pictures import encoded, three_colours
 from mhprobe.recording.record import in_raster_order
 
 PHOTOS = 3  # of a page
+CARDS = 24  # photographs of a page that compares the answers alone
 SHARES = ("own", "inherited", "total")  # columns that are written in per cent
 DECADES = 2.0  # of errors that colours tell apart, below the largest
 CALLED = {
@@ -84,26 +85,83 @@ def page(found: Found, result: Diff, a: Torch, b: Side, read: Pictures, batches:
         "names": names,
         "asker": _asker(found.layout.sites[0]),
     }
-    return render(
+    return _rendered(
         "diff.html.jinja",
+        found.names,
+        result,
         data,
-        ["common.js", "diff.js"],
+        strips=_strips(result),
+        reference=found.reference,
+        course=result.course is not None,
+        measured=bool(data["measures"]),
+        gone=_removes(found),
+    )
+
+
+def page_of_ends(
+    names: tuple[str, str], classes: Sequence[str], result: Diff, read: Pictures
+) -> str:
+    """Render the page of two networks of which the answers alone are compared.
+
+    names: of the networks. classes: names of the classes, or () where they are not known.
+    Photographs of another class stand first.
+    """
+    assert result.photographs is not None
+    rows = list(enumerate(result.photographs.dicts()))
+    rows.sort(key=lambda row: (not _changed(row[1]), -row[1]["value"]))
+    photos = [
+        {
+            "name": row["file"],
+            "error": share(row["value"]),
+            "picture": _picture(read.pixels[number]),
+            "classes": _answers(row, classes),
+            "changed": _changed(row),
+        }
+        for number, row in rows[:CARDS]
+    ]
+    return _rendered("diff_ends.html.jinja", names, result, {}, photos=photos, reference="")
+
+
+def _changed(row: Mapping[str, Any]) -> bool:
+    return bool(row.get("before") != row.get("after"))
+
+
+def _answers(row: Mapping[str, Any], classes: Sequence[str]) -> str:
+    """Say which classes both networks answer of a photograph; "" of features."""
+    if "before" not in row:
+        return ""
+    called = {
+        name: _class(row[name], classes) for name in ("before", "after", "label") if name in row
+    }
+    before, after = called["before"], called["after"]
+    told = f"{before} becomes {after}" if _changed(row) else f"{after} in both"
+    return f"{told}; it is {called['label']}" if "label" in called else told
+
+
+def _class(number: int, classes: Sequence[str]) -> str:
+    return classes[number] if number < len(classes) else f"class {number}"
+
+
+def _rendered(
+    template: str, names: tuple[str, str], result: Diff, data: dict[str, Any], **shown: Any
+) -> str:
+    """Render a page of two networks. shown: what this template shows beside what all do."""
+    every = dict(
+        sentences=result.sentences,
+        outside=result.outside,
+        notes=result.notes,
+        first=names[0],
+        second=names[1],
+        images=result.images,
+        readings=result.readings,
+    )
+    return render(
+        template,
+        data,
+        ["common.js", "diff.js"] if data else ["common.js"],
         styles=("page.css", "diff.css"),
-        title=f"{found.names[0]} and {found.names[1]}",
-        shown=dict(
-            sentences=result.sentences,
-            outside=result.outside,
-            notes=result.notes,
-            strips=_strips(result),
-            first=found.names[0],
-            second=found.names[1],
-            images=result.images,
-            reference=found.reference,
-            readings=result.readings,
-            course=result.course is not None,
-            measured=bool(data["measures"]),
-            gone=_removes(found),
-        ),
+        title=f"{names[0]} and {names[1]}",
+        shown=every | shown,
     )
 
 
