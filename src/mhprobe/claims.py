@@ -14,12 +14,16 @@ if TYPE_CHECKING:
 
 
 def needs(cfg: "Config", key: str) -> "list[Need]":
-    """Return the need of an option of ``evidence``: one of the claims that are asked has to read it.
+    """Return what an option of ``evidence`` and of ``data`` needs: one of the claims that are asked has to read it.
 
     Nothing for other options, and where all claims are asked.
     """
     section, _, option = key.partition(".")
-    if section != "evidence" or cfg.claims is None:
+    if cfg.claims is None:
+        return []
+    if section == "data":
+        return _of_validation(cfg, key)
+    if section != "evidence":
         return []
     from mhprobe.framework.run.needed import Need
     from mhprobe.lab.claims.parts.claim import all_claims, claims_named
@@ -33,6 +37,21 @@ def needs(cfg: "Config", key: str) -> "list[Need]":
     why = f"no claim that is asked reads it; leave it out, or ask one that does: {others}"
     asked = {*claims_named(cfg.claims)}
     return [Need((key,), lambda _: not users or bool(asked & {*users}), why, ("claims",))]
+
+
+def _of_validation(cfg: "Config", key: str) -> "list[Need]":
+    """Return the need of an option that decides which images are for validation: a claim has to look at some."""
+    from mhprobe.framework.run.needed import SPLITTING, TEST_ALONE, Need, select_first
+    from mhprobe.lab.claims.parts.claim import claims_named
+
+    assert cfg.evidence is not None
+    asked = claims_named(cfg.claims).values()
+    measures = {name for claim in asked for name in claim.measures} & {*cfg.evidence.measure}
+    places = any(claim.asks.images and not claim.asks.maps for claim in asked)
+    looks = places or any(claim.asks.choice for claim in asked)
+    looks = looks or select_first({name: cfg.evidence.measure[name] for name in measures})
+    options = tuple(f"data.{name}" for name in SPLITTING)
+    return [Need(options, lambda _: looks, TEST_ALONE, ("claims",))]
 
 
 def read_by(claim: "Claim") -> list[str]:

@@ -6,8 +6,29 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mhprobe.framework.questions.material import Material
     from mhprobe.framework.questions.plan import Question
+    from mhprobe.framework.run.needed import Need
     from mhprobe.framework.run.schema import Config
     from mhprobe.report.report import Report
+
+
+def needs(cfg: "Config", key: str) -> "list[Need]":
+    """Return the need of an option of the validation images: a figure has to look at some.
+
+    Curves do, and what panels look at they decide.
+    """
+    from mhprobe.framework.run.needed import SPLITTING, TEST_ALONE, Need, select_first
+    from mhprobe.framework.run.sections import options_of_group
+    from mhprobe.lab.papers import paper
+
+    options = tuple(f"data.{name}" for name in SPLITTING)
+    if key not in options or cfg.paper is None:
+        return []
+    wanted = paper.figures_named(cfg.paper, cfg.figures, options_of_group("paper"))
+    figures = [cfg.paper.figures[name] for name in wanted]
+    measures = {name: cfg.paper.measure[name] for figure in figures for name in figure.measure}
+    looks = any(of.curves or of.panel for of in figures if not of.elsewhere)
+    looks = looks or select_first(measures)
+    return [Need(options, lambda _: looks, TEST_ALONE, ("paper", "figures"))]
 
 
 def run(cfg: "Config", folder: Path) -> None:

@@ -28,6 +28,7 @@ import runs
 from mhprobe.errors import UserError
 from mhprobe.framework.run import constructors, sections
 from mhprobe.framework.run.construct import construct
+from mhprobe.framework.run.launch import module
 from mhprobe.framework.run.needed import refuse_unneeded
 from mhprobe.io.nested import leaves
 from mhprobe.measures.base import fitted
@@ -202,7 +203,9 @@ def unclassed(command: str, made_of: tuple[str, ...]) -> Iterator[str]:
 def refused(checked: Any, key: str, value: Any) -> bool:
     said = json.dumps(value) if isinstance(value, bool | int | float) else "1"
     try:
-        refuse_unneeded(checked, [f"{key}={said}"])
+        refuse_unneeded(
+            checked, [f"{key}={said}"], needs=getattr(module(checked.command), "needs", None)
+        )
     except UserError as error:
         assert str(error).startswith(f"{key}: does nothing here: ") and "leave" in str(error)
         return True

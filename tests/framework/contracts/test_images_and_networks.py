@@ -25,16 +25,25 @@ from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
 from mhprobe.framework.run import image_data, networks
 from mhprobe.framework.run.launch import module
-from mhprobe.framework.run.needed import splits_beside_test, trains
+from mhprobe.framework.run.needed import trains
 from mhprobe.framework.run.schema import Config, check
 from mhprobe.io.nested import leaves
 from mhprobe.io.tensors import digest
+from mhprobe.lab.claims.parts.evidence import Evidence
 from mhprobe.weights.checkpoint import save_weights
 from mhprobe.weights.description import RATES
 
 BRIEF = ("budgets=[.5]", "seeds=[0]", "prune.speed=false", "optim.teacher=null")
 PROMISED = ("data.calibration_fraction=.5", "prune.guarantee.points=60")
-TRIED = [  # runs of a second or two; what claims and figures of a paper look at, they decide
+CLAIMS = ("control=null", "evidence.maps_of=6")
+TRIED = [  # runs of a second or two; what panels of a paper look at, they decide
+    ("claims", (*CLAIMS, "claims=[entropy_falls_with_depth]")),
+    ("claims", (*CLAIMS, "claims=[early_blocks_are_needed_most]")),
+    ("claims", (*CLAIMS, "claims=[compact_heat_is_right]")),
+    ("claims", (*CLAIMS, "claims=[high_norm_tokens_lose_their_place]")),
+    ("claims", (*CLAIMS, "claims=[most_heads_can_go]")),
+    ("study", ("+paper=clark", "figures=[3]", "control=null")),
+    ("study", ("+paper=voita", "figures=[rare]", "control=null")),
     ("maps", ("images=[0]", "faithfulness.steps=1", "faithfulness.random_orders=1")),
     ("probe", ("measure=[entropy]",)),
     ("probe", ("measure=[rarity]",)),
@@ -62,8 +71,12 @@ SIZES = {  # values of which one is another, and fits the others
     "backbone.patch_size": (4, 2),
     "backbone.window_size": (4, 2),
 }
+SECOND_SETS = ("probe.also_on", "evidence.second")
 NEW = {  # a value for an option that is null
     "data.root": "conf",
+    "data.limit_train": 5,
+    "data.limit_val": 2,
+    "data.limit_test": 5,
     "data.limit_calibration": 3,
     "data.source.classes": ["dog", "cat"],
     "data.source.levels": 4095,
@@ -81,10 +94,19 @@ NEW = {  # a value for an option that is null
 
 def settings(cfg: Any, section: str) -> Iterator[tuple[str, Any]]:
     """Each option of a section that is not harmless anywhere, and another value of its type."""
-    for path, value in leaves(OmegaConf.to_container(cfg[section], resolve=True)):
+    part = OmegaConf.to_container(OmegaConf.select(cfg, section), resolve=True)
+    for path, value in leaves(part):
         key = ".".join([section, *path])
-        if not first(ANYWHERE, key) and key not in LEFT:
-            yield key, changed(key, value)
+        as_named = key if section in SECOND_SETS and "limit_" in key else named(key)
+        if not first(ANYWHERE, as_named) and key not in LEFT:
+            yield key, changed(named(key), value)
+
+
+def named(key: str) -> str:
+    """The option's key in the first data set."""
+    for section in SECOND_SETS:
+        key = key.replace(section, "data", 1)
+    return key
 
 
 def changed(key: str, value: Any) -> Any:
@@ -155,15 +177,15 @@ def told(command: str, made_of: tuple[str, ...], folder: Path, weights: Path) ->
     return (*runs.TINY, f"cache_dir={folder}/cache", f"out={folder}", *given, *named)
 
 
-def watched(patch: pytest.MonkeyPatch) -> set[str]:
-    """Gets the names of the splits whose images are read from now on."""
-    seen: set[str] = set()
+def watched(patch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
+    """Gets the data sets whose images are read from now on, by name, and the splits."""
+    seen: set[tuple[str, str]] = set()
 
     def watch(name: str, split_of: Callable[..., str]) -> None:
         read = getattr(ImageData, name)
 
         def reads(self, *words, **options):
-            seen.add(split_of(*words))
+            seen.add((self.source.name, split_of(*words)))
             return read(self, *words, **options)
 
         patch.setattr(ImageData, name, reads)
@@ -182,22 +204,64 @@ def test_an_option_of_the_images_changes_some_that_are_looked_at(
     words = told(command, made_of, tmp_path, weights)
     cfg = runs.checked(command, *words)
     (tmp_path / "run").mkdir()
-    with monkeypatch.context() as patch:
-        seen = watched(patch)
-        module(command).run(cfg, tmp_path / "run")
-    ours = {"train": "train", "val": "validation", "calibration": "validation"}
-    beside = {ours[split] for split in seen - {"test"}}
-    assert "test" in seen and beside <= splits_beside_test(cfg)  # else what is used were refused
+    read = splits_read(cfg, tmp_path / "run", monkeypatch)
+    seen = {split for _, split in read}
+    beside = {OURS[split] for split in seen - {"test"}}
+    assert "test" in seen and not (beside and refused(cfg, "data.val_fraction", 0.2))
+    assert not ("validation" in beside and refused(cfg, "data.calibration_fraction", 0.2))
     found = functools.partial(images_seen, splits=frozenset(seen))
     assert silent(command, runs.composed(command, *words), "data", found) == []
+
+
+OURS = {"train": "train", "val": "validation", "calibration": "validation"}
+
+
+def splits_read(cfg: Config, folder: Path, monkeypatch) -> set[tuple[str, str]]:
+    """The data sets that a run reads, by name, and their splits."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Evidence, "_refuse_guessing", lambda self: None)  # nothing was trained
+        seen = watched(patch)
+        module(cfg.command).run(cfg, folder)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("command", "made_of", "section"),
+    [
+        ("probe", ("measure=[entropy]",), "probe.also_on"),
+        ("probe", ("measure=[rarity]",), "probe.also_on"),
+        ("claims", (*CLAIMS, "claims=[importance_agrees_between_data_sets]"), "evidence.second"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_an_option_of_a_second_data_set_changes_some_that_are_looked_at(
+    command, made_of, section, tmp_path, monkeypatch
+):
+    one, two = (
+        write_folder(tmp_path / name, class_files(train=12, test=test, width=32, height=32))
+        for name, test in (("one", 6), ("two", 7))
+    )
+    words = (*runs.TINY, "data=cifar10", f"data.root={one}", *made_of)
+    words = (*words, f"+data@{section}=cifar10_corrupted", f"{section}.source.source.root={two}")
+    words = (*words, f"{section}.val_fraction=.3", "weights=random", f"cache_dir={tmp_path}/cache")
+    cfg = runs.checked(command, *words, f"out={tmp_path}")
+    (tmp_path / "run").mkdir()
+    read = splits_read(cfg, tmp_path / "run", monkeypatch)
+    seen = {split for name, split in read if name != "cifar10"}
+    assert "test" in seen and ("val" in seen) == ("measure=[rarity]" in made_of)
+
+    def found(cfg: Config) -> str:
+        part = cfg.probe.also_on if cfg.probe else cfg.evidence.second
+        data = image_data.prepare(part, section)
+        return str([data.class_names, data.stored_size, data.channels, data.images_of(*seen)])
+
+    assert silent(command, runs.composed(command, *words), section, found) == []
 
 
 def test_every_command_with_images_is_tried():
     assert {command for command, _ in TRIED} == {*COMPOSED} - {
         "fetch",
-        "claims",
-        "study",
-        "studies.voita",
+        "studies.voita",  # a training, as train is
     }
 
 
@@ -238,12 +302,17 @@ def test_an_option_of_a_data_set_changes_its_images(name, sets, tmp_path, monkey
 
 
 def test_an_option_that_changes_nothing_is_seen(tmp_path, monkeypatch):
-    """Negative control: without the table of needs maps take a share of validation images."""
+    """Negative control: without the table of needs maps take a share of validation images, as second data sets do."""
     composed = runs.composed("maps", *runs.TINY, "weights=random", f"cache_dir={tmp_path}")
     found = functools.partial(images_seen, splits=frozenset({"test"}))
     monkeypatch.setattr("mhprobe.framework.run.needed.NEEDS", ())
     assert {"data.val_fraction", "data.seed", "data.calibration_fraction"} <= {
         *silent("maps", composed, "data", found)
+    }
+    second = ("measure=[entropy]", "+data@probe.also_on=digits", "weights=random")
+    composed = runs.composed("probe", *runs.TINY, *second, f"cache_dir={tmp_path}")
+    assert {"probe.also_on.batch_size", "probe.also_on.val_fraction"} <= {
+        *silent("probe", composed, "probe.also_on", lambda cfg: "")
     }
 
 

@@ -67,8 +67,10 @@ NOTHING = {  # (command, what the configuration is made of) -> options that do n
         "+data@probe.also_on=scenes",
     ),
     ("probe", ("weights=random", "measure=[entropy]")): ("probe.target=label",),
-    ("probe", ("weights=random", "+data@probe.also_on=cifar10_corrupted")): (
-        "probe.also_on.root=conf",
+    ("probe", ("weights=random", "measure=[entropy]", "+data@probe.also_on=cifar10_corrupted")): (
+        *("probe.also_on.root=conf", "probe.also_on.batch_size=3", "probe.also_on.limit_train=3"),
+        *("probe.also_on.augment.flip=true", "probe.also_on.val_fraction=.2"),
+        *("probe.also_on.seed=3", "probe.also_on.calibration_fraction=.2"),
     ),
     ("probe", ("backbone.checkpoint=a.pt",)): ("weights=random",),
     ("mask", ("backbone.pretrained=true",)): ("weights=random",),
@@ -107,7 +109,8 @@ NOTHING = {  # (command, what the configuration is made of) -> options that do n
         ),
     ),
     ("claims", ("weights=random", "+data@evidence.second=cifar10_corrupted")): (
-        "evidence.second.root=conf",
+        *("evidence.second.root=conf", "evidence.second.val_fraction=.2"),
+        "evidence.second.augment={flip:false}",
     ),
     ("studies.voita", ("weights=random",)): (
         *("gates.keep=2", "gates.threshold=.4", "gates.penalty.heads=2"),
@@ -135,6 +138,9 @@ SOMETHING = {  # the same options where they have an effect
     ("train", ("gates=learnable",)): ("gates.lr=.5", "gates.threshold=.4", "gates.keep=2"),
     ("train", ("gates=hard_concrete",)): ("gates.lr=.5", "gates.penalty.weight=.5"),
     ("train", ("gates=learnable", "gates.frozen=backbone")): ("optim.lr=.5",),
+    ("probe", ("weights=random", "measure=[rarity]", "+data@probe.also_on=cifar10_corrupted")): (
+        *("probe.also_on.val_fraction=.2", "probe.also_on.limit_val=3"),
+    ),
     ("probe", ("weights=random", "measure=[rarity]")): (
         *("data.val_fraction=.2", "data.seed=3", "data.calibration_fraction=.1"),
     ),

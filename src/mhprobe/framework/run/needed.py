@@ -174,8 +174,7 @@ def splits_beside_test(cfg: Config) -> frozenset[str]:
     if cfg.command == "studies.causal":
         return frozenset({"train"})
     if cfg.command == "probe" and not cfg.question:
-        selects = any(map(_selects, (cfg.measure or {}).values()))
-        return frozenset({"validation"} if selects else ())
+        return frozenset({"validation"} if select_first(cfg.measure or {}) else ())
     if cfg.prune is None or trains(cfg) or cfg.score:
         return every
     promises = bool(cfg.prune.guarantee and cfg.prune.guarantee.points)
@@ -183,6 +182,16 @@ def splits_beside_test(cfg: Config) -> frozenset[str]:
     return frozenset(
         [*(["validation"] if promises else []), *([cfg.prune.select_on] if chooses else [])]
     )
+
+
+def select_first(measures: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Return True if one of the measures looks at validation images before it measures."""
+    return any(map(_selects, measures.values()))
+
+
+def selects_on_second(cfg: Config) -> bool:
+    """Return True if a measure looks at validation images of a second data set."""
+    return select_first((cfg.evidence.measure if cfg.evidence else cfg.measure) or {})
 
 
 def _selects(part: Mapping[str, Any]) -> bool:
@@ -206,6 +215,14 @@ def tunes(cfg: Config) -> bool:
 
 SEVERAL = ("index", "layer", "stage")  # units of several heads
 SLOPES = {"grad", "attn_grad", "row_slopes"}  # needs of measures, of which target is what
+SPLITTING = ("val_fraction", "seed", "calibration_fraction")  # options of the validation images
+TEST_ALONE = "which images test does not depend on it, and no others are looked at; leave it out"
+
+
+def _of_second(*options: str) -> tuple[str, ...]:
+    """Return the keys of options of a second data set."""
+    return tuple(f"{of}.{name}" for of in ("probe.also_on", "evidence.second") for name in options)
+
 
 TUNING = (
     "optim",
@@ -284,9 +301,9 @@ NEEDS = (  # the first that is not met answers
         ("data",),
     ),
     Need(
-        ("data.val_fraction", "data.seed", "data.calibration_fraction"),
+        tuple(f"data.{name}" for name in SPLITTING),
         lambda cfg: bool(splits_beside_test(cfg)),
-        "which images test does not depend on it, and no others are looked at; leave it out",
+        TEST_ALONE,
         ("measure", "prune", "question"),
     ),
     Need(
@@ -454,10 +471,22 @@ NEEDS = (  # the first that is not met answers
         ("measure",),
     ),
     Need(
-        ("probe.also_on.root", "evidence.second.root"),
+        _of_second("root"),
         lambda cfg: False,
         "a second data set reads data.root; leave it out, or give the root of its source",
         (),
+    ),
+    Need(
+        _of_second("batch_size", "augment", "augment.*", "limit_train", "limit_calibration"),
+        lambda cfg: False,
+        "heads are measured on a second data set, and nothing is trained on it; leave it out",
+        (),
+    ),
+    Need(
+        _of_second(*SPLITTING, "limit_val"),
+        selects_on_second,
+        TEST_ALONE,
+        ("measure",),
     ),
     Need(
         ("resume.allow",),
