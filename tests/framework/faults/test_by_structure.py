@@ -11,9 +11,13 @@ import functools
 import io
 import json
 import os
+import resource
 import signal
+import socket
+import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +31,7 @@ import mhprobe
 import runs
 from mhprobe.backbones import build
 from mhprobe.errors import UserError
-from mhprobe.framework.run import cli, image_data, launch, networks, trainers
+from mhprobe.framework.run import cli, image_data, launch, networks, sections, trainers
 from mhprobe.framework.run.questions import of_run
 from mhprobe.framework.run.schema import check
 from mhprobe.heads import HeadLayout
@@ -36,6 +40,7 @@ from mhprobe.pruning.given import Given
 from mhprobe.weights.checkpoint import as_json, load_weights, save_weights
 
 BUDGET = int(os.environ.get("FUZZ", 40))
+SECONDS, BYTES = 10, 2 * 2**30  # of one file or command line: of processor time, and of memory
 fuzzed = settings(
     max_examples=BUDGET,
     deadline=None,
@@ -72,6 +77,35 @@ plain = st.recursive(
 
 def one_line(error: UserError) -> bool:
     return "\n" not in str(error) and len(str(error)) < 600
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """No connection and no program."""
+
+    def refuse(*args, **options):
+        if args and list(args[0])[:1] == ["git"]:  # ours: the commit that the run is of
+            raise OSError("no git here")
+        raise AssertionError(f"what a stranger gave made {args}")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+
+
+class Bounded:
+    """A with block in which a UserError is one line, and time and memory are limited."""
+
+    def __enter__(self) -> None:
+        self.begun, self.held = time.process_time(), resource.getrusage(resource.RUSAGE_SELF)
+
+    def __exit__(self, kind, error, trace) -> bool:
+        assert time.process_time() - self.begun < SECONDS
+        held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - self.held.ru_maxrss
+        assert 1024 * held < BYTES
+        if isinstance(error, UserError):
+            assert one_line(error), error
+            return True
+        return False
 
 
 # the JSON of weights
@@ -363,6 +397,44 @@ def ends(command: str, told: list[str]) -> tuple[int, str]:
             except SystemExit as end:
                 return int(end.code or 0), err.getvalue()
     return 0, err.getvalue()
+
+
+EVERY = sorted({*sections.commands_of_conf()} - {"fetch"})  # which is given words of others
+SAID = json.dumps  # a value as Hydra's grammar takes it, quotes and all
+of_any_type = values | plain.map(SAID) | st.lists(plain, max_size=3).map(SAID)
+STARTED = {"studies.voita": ["voita.heads=[3]"], "study": ["+paper=clark"]}
+
+
+@st.composite
+def several(draw) -> tuple[str, list[str]]:
+    """A command, and up to four words: options, groups and parts of both, with values of any type."""
+    command = draw(st.sampled_from(EVERY))
+    named = st.sampled_from(keys_of(command))
+    grown = st.builds("{}{}".format, named, st.sampled_from(["s", ".x", "@y", "/z", ".0", ""]))
+    key = named | grown | st.sampled_from(["data", "backbone", "measure", "nobody", "a.b", "+", ""])
+    sign = st.sampled_from(["", "", "+", "++", "~"])
+    word = st.builds("{}{}={}".format, sign, key, of_any_type)
+    return command, draw(st.lists(word | named.map("~{}".format), min_size=1, max_size=4))
+
+
+@fuzzed
+@given(said=several())
+def test_any_words_on_any_command_are_taken_or_answered_in_a_line(place, said):
+    command, words = said
+    told = [
+        *runs.known(command, runs.TINY),
+        *STARTED.get(command, []),
+        f"out={place}/out",
+        f"cache_dir={place}/cache",
+        "~logger.csv",
+    ]
+    told += [] if command == "train" else ["weights=random"]
+    with Bounded():
+        code, err = ends(command, [*told, *words])
+    lines = [line for line in err.splitlines() if line.strip()]
+    if code:
+        assert code == 2 and lines and "Traceback" not in err, (command, words, err)
+        assert lines[0].startswith("mhprobe: ") and len(lines) == 1, (command, words, err)
 
 
 def test_what_is_right_is_taken(place):

@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-import resource
-import socket
-import subprocess
 import tempfile
-import time
 from pathlib import Path
 from typing import ClassVar
 
@@ -24,19 +20,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save_file
-from test_by_structure import fuzzed, one_line, places, plain, replaced
+from test_by_structure import Bounded, alone, fuzzed, places, plain, replaced  # noqa: F401
 
 from mhprobe.backbones.parts.folders import read_config
 from mhprobe.data.base import ImageData
 from mhprobe.data.decoding import FORMATS, decode, refuse_bombs
 from mhprobe.data.images import ImageFolder
 from mhprobe.data.photos import PhotoLoader
-from mhprobe.errors import UserError
 from mhprobe.io.tensors import packed
 from mhprobe.pages.looking.network import network_to_look_at
 from mhprobe.weights.teacher import Recalled
 
-SECONDS, BYTES = 10, 2 * 2**30  # of one file
 SMALL = dict(img_size=16, patch_size=8, embed_dim=12, depth=1, num_heads=2)
 OF_TIMM = {
     "architecture": "vit_tiny_patch16_224",
@@ -44,33 +38,6 @@ OF_TIMM = {
     "model_args": SMALL,
     "pretrained_cfg": {"input_size": [3, 16, 16], "mean": [0.5] * 3, "std": [0.5] * 3},
 }
-
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch):
-    """No connection and no program."""
-
-    def refuse(*args, **options):
-        raise AssertionError(f"a file of a stranger made {args}")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(subprocess, "Popen", refuse)
-
-
-class Bounded:
-    """A with block in which a UserError is one line, and time and memory are limited."""
-
-    def __enter__(self) -> None:
-        self.begun, self.held = time.process_time(), resource.getrusage(resource.RUSAGE_SELF)
-
-    def __exit__(self, kind, error, trace) -> bool:
-        assert time.process_time() - self.begun < SECONDS
-        held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - self.held.ru_maxrss
-        assert 1024 * held < BYTES
-        if isinstance(error, UserError):
-            assert one_line(error), error
-            return True
-        return False
 
 
 def forged(data, whole):
@@ -216,14 +183,14 @@ TABLES = (
 @given(
     names=st.lists(st.sampled_from([*TABLES, "a/0.png", "1.png"]), min_size=1, max_size=4),
     content=st.binary(max_size=80),
-    alone=st.booleans(),
+    single=st.booleans(),
 )
-def test_tables_of_labels_of_any_bytes_are_called_what_they_are(names, content, alone):
+def test_tables_of_labels_of_any_bytes_are_called_what_they_are(names, content, single):
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             (Path(folder) / name).parent.mkdir(exist_ok=True)
             (Path(folder) / name).write_bytes(content)
-        root = Path(folder) / names[0] if alone else Path(folder)
+        root = Path(folder) / names[0] if single else Path(folder)
         with Bounded():
             ImageData(ImageFolder(root), 4, cache_dir=Path(folder) / "cache").list_images()
             raise AssertionError("a table was taken for class folders")
