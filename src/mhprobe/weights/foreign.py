@@ -5,7 +5,8 @@ knows (``checkpoint_filter_fn``: the original DeiT, DINO, EVA ...).
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,12 @@ from mhprobe.weights.translated import translated
 log = logging.getLogger(__name__)
 
 LeaveOut = bool | str | Sequence[str]
+# parts of names of a Vision Transformer, and the option of timm's that makes them
+_OPTIONS = (
+    (r"\bq_norm\.", "qk_norm", "True"),
+    (r"\.ls1\.gamma$", "init_values", "1e-5"),
+    (r"^norm_pre\.", "pre_norm", "True"),
+)
 # of averages of weights: how often they were updated
 _COUNTERS = {"n_averaged", "num_updates", "initted", "step", "decay"}
 
@@ -156,10 +163,7 @@ class _Beside:
             "of another shape": unlike,
         }
         differences = "; ".join(f"{what}: {some(keys)}" for what, keys in parts.items() if keys)
-        raise UserError(
-            f"{self.place} does not fit: {differences}."
-            f"{_next_step(self.wrong, self.missing, self.extra, where)}"
-        )
+        raise UserError(f"{self.place} does not fit: {differences}.{_next_step(self, where)}")
 
     def fitting(self) -> State:
         """Return the file's tensors that the model has, of the same shape."""
@@ -282,30 +286,71 @@ def _without_extra(
     return {key: value for key, value in state.items() if key in tensors}, []
 
 
-def _next_step(
-    wrong: Mapping[str, Any], missing: Sequence[str], extra: Sequence[str], where: str
-) -> str:
+def _next_step(beside: _Beside, where: str) -> str:
     """A sentence on how a file that does not fit may fit; "" where nothing is known."""
-    pooling = "+backbone.global_pool" if where.startswith("backbone.") else "global_pool"
+    extra, missing = beside.extra, beside.missing
+    section, assigned = ("+backbone.", "true") if where.startswith("backbone.") else ("", "True")
     if any(key.startswith("fc_norm.") for key in extra):
         return (
             " fc_norm stands behind the mean over patches: the file's network pools so; give "
-            f"{pooling}=avg."
+            f"{section}global_pool=avg."
         )
     if any(key.startswith("fc_norm.") for key in missing):
         return (
             " This network has fc_norm, since it pools by the mean over patches, and the file has "
-            f"not; give {pooling}=token."
+            f"not; give {section}global_pool=token."
         )
     if any("lora_" in key or ".base_layer." in key for key in extra):
         return (
             " It holds adapters (LoRA) beside the weights that they change: merge them first "
             "(merge_and_unload of peft), and save the merged network."
         )
-    if extra and not wrong and not missing:
-        value = "true" if where.startswith("backbone.") else "True"
-        return f" The network is whole in it; {option(where, 'leave_out')}={value} leaves the rest out."
-    return ""
+    if options := _options_of_others(beside):
+        given = [
+            f"{section.lstrip('+') if name == 'depth' else section}{name}={value}"
+            for name, value in options.items()
+        ]
+        return f" The file's network was made with other options: give {' '.join(given)}."
+    if not extra or missing or beside.wrong:
+        return ""
+    leave = f"{option(where, 'leave_out')}={assigned}"
+    if inside := [key for key in extra if _is_inside(key, beside.tensors)]:
+        return (
+            f" {inside[0]} stands inside of a part of this network, so the file's was made with "
+            f"other options: give them. {leave} leaves it out, which changes what is computed."
+        )
+    return f" The network is whole in it; {leave} leaves the rest out."
+
+
+def _options_of_others(beside: _Beside) -> dict[str, str]:
+    """Return the options of timm's that the file's network was made with, as its names tell."""
+    extra, missing = beside.extra, beside.missing
+    options = {
+        name: value
+        for pattern, name, value in _OPTIONS
+        if any(re.search(pattern, key) for key in extra)
+    }
+    if "reg_token" in extra:
+        options["reg_tokens"] = str(beside.state["reg_token"].shape[1])
+    without = [key for key in missing if key.endswith(".attn.qkv.bias")]
+    if without and not any(key.replace(".bias", ".weight") in missing for key in without):
+        options["qkv_bias"] = "False"
+    blocks, own = (_numbered(keys) for keys in (beside.state, beside.tensors))
+    if own and blocks > own:
+        options["depth"] = str(blocks)
+    return options
+
+
+def _numbered(keys: Iterable[str]) -> int:
+    """The number of blocks that names count: 3 for "blocks.2.norm1.weight"."""
+    found = [re.match(r"blocks\.(\d+)\.\D", key) for key in keys]
+    return max((int(one[1]) + 1 for one in found if one), default=0)
+
+
+def _is_inside(key: str, tensors: State) -> bool:
+    """Return True for a name inside of a part that the model has."""
+    part, dot, _ = key.partition(".")
+    return bool(dot) and any(name.startswith(f"{part}.") for name in tensors)
 
 
 def _in_float32(state: State) -> list[str]:

@@ -230,37 +230,41 @@ def _chosen(
     give = option(where, "prefix")
     several = f"of the networks {', '.join(name or repr('') for name in names)} in it"
     averaged = _averaged(names, parts, [states[holder] for holder, _, _ in found])
-    if averaged is not None:
-        at = averaged
+    one_average = all(_equal(parts[averaged[0]], parts[at]) for at in averaged[1:])
+    if averaged and one_average:
+        at = averaged[0]
         taken = f"{several} {names[at]} is taken (averaged weights)"
-    elif all(_alike(parts[0], part) for part in parts[1:]):
+    elif one_average and all(_alike(parts[0], part) for part in parts[1:]):
         at, taken = 0, f"{several} {names[0] or repr('')} is taken (a guess: they are alike)"
     else:
         raise UserError(
             f"{where}: {path} holds several networks that fit: {', '.join(map(quoted, names))}. "
             f"Say which one: {give}={names[0] or repr('')}."
         )
-    other = next(name for number, name in enumerate(names) if number != at)
-    return found[at][:2], [f"{taken}; {give}={other or repr('')} takes the other"]
+    others = [f"{give}={name or repr('')}" for number, name in enumerate(names) if number != at]
+    which = "the other" if len(others) == 1 else "another"
+    return found[at][:2], [f"{taken}; {' or '.join(others)} takes {which}"]
 
 
-def _averaged(names: Sequence[str], parts: Sequence[State], states: Sequence[State]) -> int | None:
-    """Return which of several networks is an average of weights, by its name; None for none.
+def _averaged(
+    names: Sequence[str], parts: Sequence[State], states: Sequence[State]
+) -> Sequence[int]:
+    """Return which of several networks are averages of weights, by their names.
 
     parts: tensors of each network. states: of what holds it.
     """
     words = [set(re.split(r"[._]", name.lower())) for name in names]
     averaged = [at for at, its in enumerate(words) if its & AVERAGES]
     if averaged:
-        return averaged[0]
+        return averaged
     teachers = [at for at, its in enumerate(words) if "teacher" in its]
     students = [at for at, its in enumerate(words) if "student" in its]
     if not teachers or not students:
-        return None
+        return []
     # the teacher of a self-distillation is an average of the student, of the same shapes
     at = teachers[0]
     distilled = any("last_layer" in key for key in states[at])
-    return at if _alike(parts[at], parts[students[0]]) or distilled else None
+    return [at] if _alike(parts[at], parts[students[0]]) or distilled else []
 
 
 def _equal(one: State, other: State) -> bool:

@@ -76,9 +76,25 @@ def read_content(path: Path, where: str) -> Any:
         return _shards(path, where)
     if kind := other_kind(path):
         raise UserError(f"{where}: {path} is {kind}.")
-    if path.suffix == ".safetensors":
+    form = _form_of(path)
+    if path.suffix == ".safetensors" and form == "pickle":
+        raise UserError(
+            f"{where}: {path} is a file of torch.save, whatever its name says. Rename it to .pth."
+        )
+    if path.suffix == ".safetensors" or form == "safetensors":
         return _safetensors(path, where)
     return _pickled(path, where)
+
+
+def _form_of(path: Path) -> str:
+    """Return "safetensors", "pickle" or "" by the first bytes of a file, whatever its name is."""
+    with path.open("rb") as file:
+        begin = file.read(9)
+    if begin.startswith((b"PK\x03\x04", b"\x80\x02")):
+        return "pickle"
+    header = int.from_bytes(begin[:8], "little")
+    long_enough = 8 + header <= path.stat().st_size
+    return "safetensors" if begin[8:] == b"{" and long_enough else ""
 
 
 def _safetensors(path: Path, where: str) -> dict[str, Tensor]:

@@ -228,6 +228,71 @@ def test_a_choice_by_averages_is_told_with_the_way_to_the_other(tmp_path, caplog
     assert same(loaded(path), tiny_vit(seed=7)) and "taken (averaged" not in caplog.text
 
 
+def test_of_several_averages_the_user_names_one(tmp_path):
+    path, states = tmp_path / "w.pth", [tiny_vit(seed=seed).state_dict() for seed in (7, 8, 9)]
+    torch.save(dict(zip(("model", "ema_0.999", "ema_0.9999"), states, strict=True)), path)
+    with pytest.raises(mhprobe.UserError, match=r"several networks that fit: .*'ema_0.9999'"):
+        loaded(path)
+    assert same(loaded(path, prefix="ema_0.9999"), tiny_vit(seed=9))
+    torch.save({"model": states[0], "ema": states[1], "model_ema": states[1]}, path)
+    assert same(loaded(path), tiny_vit(seed=8))  # the same twice is one
+
+
+def test_where_several_are_left_each_is_named(tmp_path, caplog):
+    path, states = tmp_path / "w.pth", [tiny_vit(seed=seed).state_dict() for seed in (7, 8, 9)]
+    torch.save(dict(zip(("a", "b", "ema"), states, strict=True)), path)
+    assert same(loaded(path), tiny_vit(seed=9))
+    assert "ema is taken (averaged weights); prefix=a or prefix=b takes another" in caplog.text
+
+
+MADE_WITH = {
+    "qk_norm=True": dict(qk_norm=True),
+    "init_values=1e-5": dict(init_values=0.1),
+    "reg_tokens=3": dict(reg_tokens=3),
+    "qkv_bias=False": dict(qkv_bias=False),
+    "pre_norm=True": dict(pre_norm=True),
+    "depth=4": dict(depth=4),
+    "qk_norm=True reg_tokens=2": dict(qk_norm=True, reg_tokens=2),
+}
+
+
+@pytest.mark.parametrize("words", MADE_WITH)
+def test_parts_that_compute_ask_for_the_options_that_make_them_and_not_to_be_left_out(
+    words, tmp_path
+):
+    path, model = tmp_path / "w.pth", tiny_vit(seed=7, **MADE_WITH[words])
+    torch.save(model.state_dict(), path)
+    with pytest.raises(mhprobe.UserError, match=rf"made with other options: give {words}\.$"):
+        loaded(path)
+    assert same(mhprobe.load(path, "vit_tiny_patch16_224", **{**SIZES, **MADE_WITH[words]}), model)
+
+
+def test_what_stands_inside_of_a_block_is_not_called_the_rest(tmp_path):
+    path, state = tmp_path / "w.pth", tiny_vit(seed=7).state_dict()
+    torch.save({**state, "blocks.0.attn.qkv.weight_scale": torch.ones(72, 1)}, path)
+    with pytest.raises(mhprobe.UserError, match=r"inside of a part .* changes what is computed"):
+        loaded(path)
+    split = {key.replace("qkv", "query"): value for key, value in state.items()}
+    torch.save(split, path)
+    with pytest.raises(mhprobe.UserError, match=r"not in it: blocks\.0\.attn\.qkv") as error:
+        loaded(path)
+    assert "qkv_bias" not in str(error.value)  # weights are called otherwise, too
+
+
+@pytest.mark.parametrize("name", ["w.pth", "w.bin", "w.ckpt"])
+def test_safetensors_under_another_name_are_read(name, tmp_path):
+    safetensors.torch.save_file(tiny_vit(seed=7).state_dict(), tmp_path / name)
+    assert same(loaded(tmp_path / name), tiny_vit(seed=7))
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_pickle_under_the_name_of_safetensors_is_called_that(zipped, tmp_path):
+    path = tmp_path / "w.safetensors"
+    torch.save(tiny_vit().state_dict(), path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(mhprobe.UserError, match=r"of torch\.save, .*Rename it to \.pth"):
+        loaded(path)
+
+
 def test_a_network_of_another_size_in_the_file_is_no_rival(tmp_path):
     path = tmp_path / "w.pth"
     torch.save(
