@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+import runs
 from mhprobe.errors import UserError
+from mhprobe.framework.run.needed import refuse_unneeded
 from mhprobe.lab.claims.parts.claim import all_claims
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -141,6 +143,21 @@ def test_what_no_network_decides_stands_apart_with_what_would_decide_it(tool):
 def test_a_name_says_where_its_network_comes_from(tool, monkeypatch, name, options):
     monkeypatch.setenv("BEFORE", "before")
     assert re.match(options, " ".join([*tool.network(name, []), ""]))
+
+
+UNTAUGHT = re.findall(r"\S+\.(?:untrained|before)\b", (ROOT / "Makefile").read_text())
+
+
+@pytest.mark.parametrize("name", UNTAUGHT)
+def test_the_options_of_a_network_as_built_are_taken(tool, monkeypatch, name):
+    """Weights of nothing beside the pretrained ones of an experiment are a contradiction."""
+    monkeypatch.setenv("BEFORE", "before")
+    options = tool.network(name, [])
+    refuse_unneeded(runs.checked("claims", *options), options)
+    if name == "cifar10_vit_dinov2.untrained":
+        twice = [option for option in options if option != "backbone.pretrained=false"]
+        with pytest.raises(UserError, match="leave one out"):
+            refuse_unneeded(runs.checked("claims", *twice), twice)
 
 
 @pytest.mark.parametrize("name", ["nothing", "digits_vit.wide", "cifar10_vit_dinov2.before"])

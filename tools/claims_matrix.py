@@ -135,7 +135,7 @@ def network(name: str, options: Sequence[str]) -> list[str]:
     if not (ROOT / "conf" / "experiment" / f"{experiment}.yaml").is_file():
         raise UserError(f"{name}: there are neither weights nor an experiment of this name.")
     if form == "untrained":
-        return [f"+experiment={experiment}", "weights=random"]
+        return [f"+experiment={experiment}", "weights=random", "backbone.pretrained=false"]
     if form == "before":
         if not (file := os.environ.get("BEFORE")):
             raise UserError(f"{name}: BEFORE names no file, expected the pretrained one.")
