@@ -7,6 +7,7 @@ import hashlib
 import io
 import lzma
 import os
+import posixpath
 import stat
 import tarfile
 import zipfile
@@ -244,17 +245,33 @@ class Tar(_File):
         # by name: where its bytes begin in the unpacked tar, and their number
         self._places: dict[str, tuple[int, int]] = {}
         self._listed = ""  # the state of the file that they are of
+        self._linked: dict[str, str] = {}  # links to what is not in the tar, by name
 
     def _members(self, left_out: LeftOut | None) -> Iterator[tuple[str, int]]:
         places: dict[str, tuple[int, int]] = {}
+        links: dict[str, str] = {}
         state, whole = _state(self.path), True
         with tarfile.open(self.path, "r:*") as tar:
             for member in tar:
+                name = member.name.removeprefix("./")
                 if member.isfile():
-                    name = member.name.removeprefix("./")
                     places[name] = (member.offset_data, member.size)
                     whole = whole and not member.issparse()
                     yield name, member.size
+                elif member.islnk() or member.issym():
+                    links[name] = _target(name, member)
+        for name, target in links.items():
+            target = _followed(target, links)
+            if target in places:
+                places[name] = places[target]
+            elif _may_be_folder(name):
+                told = self._leads_out(name, target)
+                if left_out is None:
+                    raise told
+                left_out[name] = told
+                continue
+            yield name, places.get(name, (0, 0))[1]
+        self._linked = {name: of for name, of in links.items() if name not in places}
         if whole:
             self._places, self._listed = places, state
 
@@ -262,6 +279,12 @@ class Tar(_File):
         self, wanted: Collection[str], left_out: LeftOut | None = None
     ) -> Iterator[tuple[str, bytes]]:
         wanted = set(wanted)  # damage to a stream is damage to all behind it: nothing is left out
+        for name in sorted(wanted & self._linked.keys()):
+            told = self._leads_out(name, self._linked[name])
+            if left_out is None:
+                raise told
+            left_out[name] = told
+            wanted.remove(name)
         with self._intact(), self._unpacked() as file:
             # tarfile's own streams skip the compressor's checksum; a zero block tells that the end
             # was not cut off
@@ -273,9 +296,20 @@ class Tar(_File):
             if any(stream.end):
                 raise EOFError("its end is missing")
 
+    def _leads_out(self, name: str, target: str) -> UserError:
+        return UserError(
+            f"root: {self.path}: {name} is a link to {target}, which is no file in the archive. "
+            "Pack the files themselves (tar -h)."
+        )
+
     def _by_place(self, stream: Any, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
         at = 0
+        before, data = (-1, 0), b""
         for begin, size, name in sorted((*self._places[name], name) for name in wanted):
+            if (begin, size) == before:  # a link to the same
+                yield name, data
+                continue
+            before = begin, size
             while at < begin:
                 skipped = len(stream.read(min(begin - at, 1 << 20)))
                 if not skipped:
@@ -301,6 +335,29 @@ class Tar(_File):
         kinds = ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ", lzma.open))
         opens = next((opens for magic, opens in kinds if start.startswith(magic)), open)
         return opens(self.path, "rb")
+
+
+def _target(name: str, member: tarfile.TarInfo) -> str:
+    """Name that a link in a tar leads to: a hard link's is from the top, another's from its own folder."""
+    if member.islnk():
+        return member.linkname.removeprefix("./")
+    return posixpath.normpath(posixpath.join(posixpath.dirname(name), member.linkname))
+
+
+def _followed(name: str, links: dict[str, str]) -> str:
+    """Where links of links end, or one of them where they are in a circle."""
+    for _ in range(DEPTH):
+        if name not in links:
+            break
+        name = links[name]
+    return name
+
+
+def _may_be_folder(name: str) -> bool:
+    """Return True for a link that may stand for a folder, as of a class; hidden ones do not matter."""
+    return "." not in posixpath.basename(name) and not any(
+        part.startswith(".") for part in name.split("/")
+    )
 
 
 class _Stream:

@@ -206,6 +206,7 @@ def _array(data: bytes, where: str) -> np.ndarray:
         raise UserError(
             f"root: {where} is no whole array of numbers ({error}). Copy it again."
         ) from None
+    values = values.astype(values.dtype.newbyteorder("="), copy=False)
     values = values[..., None] if values.ndim == 2 else values
     if values.ndim != 3 or not values.size:
         raise UserError(
@@ -249,7 +250,10 @@ def _kind_of_numbers(values: np.ndarray) -> tuple[str, float | None]:
         return SIXTEEN, 1
     if values.dtype.kind == "f":
         return FLOATS, None
-    return (SIXTEEN if values.dtype in (np.uint16, np.uint8) else WHOLE), None
+    if values.dtype in (np.uint16, np.uint8):
+        return SIXTEEN, None
+    signed = "signed " if values.dtype.kind == "i" else ""
+    return f"{signed}whole numbers of {8 * values.dtype.itemsize} bits", None
 
 
 def range_of(data: bytes, where: str) -> Range | None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mhprobe.data.archive import Archive, LeftOut, open_archive
+from mhprobe.data.archive import Archive, FileFolder, LeftOut, open_archive
 from mhprobe.data.augment import GREY, normalise
 from mhprobe.data.decoding import channels_in, levels_given
 from mhprobe.data.draws import evenly_spread, stratified
@@ -62,10 +62,14 @@ def listed(root: str | Path, asker: str) -> tuple[Archive, list[str]]:
             "them."
         )
     archive = open_archive(place)
-    if not (files := _photographs(archive, {})):
-        raise UserError(
-            f"{asker}: {archive.path} has no photographs that can be read ({', '.join(READ)})."
-        )
+    left_out: LeftOut = {}
+    files = _photographs(archive, left_out)
+    if not files:
+        reason = f": {left_out[min(left_out)]}" if left_out else f" ({', '.join(READ)})."
+        raise UserError(f"{asker}: {archive.path} has no photographs that can be read{reason}")
+    if left_out:
+        told = _told_left_out(archive, left_out)
+        log.warning("%s: %s: %s, %s.", archive.path, told.what, told.taken, told.source)
     return archive, files
 
 
@@ -74,7 +78,11 @@ def _photographs(archive: Archive, left_out: LeftOut) -> list[str]:
 
     A warning counts photographs in formats that are not read.
     """
-    names = sorted(archive.names(left_out))
+    faults: LeftOut = {}
+    names = sorted(archive.names(faults))
+    folders = isinstance(archive, FileFolder)  # whose files are looked at when they are read
+    photographs = {name for name in faults if folders or is_image(name) or is_array(name)}
+    left_out |= {name: faults[name] for name in photographs}
     if unread := [file for file in names if file.lower().endswith(UNREAD) and not hidden(file)]:
         how_many = (
             f"{counted(len(unread), 'photograph')} {'is' if len(unread) == 1 else 'are'} left out"

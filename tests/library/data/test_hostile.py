@@ -154,6 +154,55 @@ def test_class_folders_may_be_links(tmp_path):
     )
 
 
+def packed(path: Path, files: dict[str, bytes], links: dict[str, tuple[bytes, str]]) -> Path:
+    """A tar with links: the kind, hard or symbolic, and where each leads."""
+    write_tar(path, files)
+    with tarfile.open(path, "a:") as tar:
+        for name, (kind, target) in links.items():
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, target
+            tar.addfile(info)
+    return path
+
+
+def test_links_in_a_tar_are_the_images_that_they_lead_to(tmp_path):
+    """tar writes the second of two hard links so, and it was missing in the data without a word."""
+    last = max(name for name in FILES if name.startswith("train/cat/"))
+    first = min(name for name in FILES if name.startswith("train/cat/"))
+    rest = {name: data for name, data in FILES.items() if name != last}
+    twice = write_folder(tmp_path / "twice", {**rest, last: FILES[first]})
+    links = [(tarfile.LNKTYPE, first), (tarfile.SYMTYPE, Path(first).name)]
+    for number, link in enumerate(links):
+        path = packed(tmp_path / f"{number}.tar", rest, {last: link})
+        np.testing.assert_array_equal(
+            pixels(path, tmp_path / "cache")[0], pixels(twice, tmp_path / "cache")[0]
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("train/cat/odd.png", "/etc/passwd"),
+        ("train/cat/odd.png", "../../../../etc/passwd"),
+        ("train/cat/odd.png", "odd.png"),
+        ("train/cow", "/data/cows"),
+        ("train/cow", "dog"),
+    ],
+)
+def test_a_link_in_a_tar_that_leads_to_no_file_in_it_is_named(tmp_path, name, target):
+    path = packed(tmp_path / "a.tar", FILES, {name: (tarfile.SYMTYPE, target)})
+    assert f"{name} is a link to" in answer(path, tmp_path / "cache")
+
+
+def test_links_in_a_tar_that_are_no_images_change_nothing(tmp_path):
+    links = {"LICENSE.txt": (tarfile.SYMTYPE, "/gone"), ".git": (tarfile.SYMTYPE, "/gone")}
+    path = packed(tmp_path / "a.tar", FILES, links)
+    plain = write_tar(tmp_path / "b.tar", FILES)
+    np.testing.assert_array_equal(
+        pixels(path, tmp_path / "cache")[0], pixels(plain, tmp_path / "cache")[0]
+    )
+
+
 def test_links_that_double_at_every_level_end_soon(tmp_path):
     root = write_folder(tmp_path / "root", FILES)
     for level in range(40):

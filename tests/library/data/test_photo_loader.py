@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import zipfile
+
 import numpy as np
 import pytest
 import timm
@@ -76,6 +79,51 @@ def test_photographs_in_formats_that_are_not_read_are_counted(folder, model, cap
     assert mhprobe.photos(folder[0], model).files == ["b.png", "c.png", "sea/a.png"]
     (line,) = caplog.messages
     assert "2 photographs are left out" in line and "d.HEIC" in line
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_what_an_archive_lists_and_nobody_can_read_is_told(folder, model, tmp_path, caplog, alone):
+    """A giant in a zip was left out without a word, and where it was alone there were no photographs."""
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("giant.png", b"png")
+        archive.writestr("giant.mp4", b"film")  # is no photograph
+        if not alone:
+            archive.write(folder[0] / "b.png", "b.png")
+    data = bytearray(path.read_bytes())
+    for at in [found.start() for found in re.finditer(b"PK\x01\x02", bytes(data))][:2]:
+        data[at + 24 : at + 28] = (3 * 2**30).to_bytes(4, "little")
+    path.write_bytes(data)
+    if alone:
+        with pytest.raises(mhprobe.UserError, match=r"can be read: .*giant\.png claims 3,221"):
+            mhprobe.photos(path, model)
+        return
+    assert mhprobe.photos(path, model).files == ["b.png"]
+    (line,) = [line for line in caplog.messages if "giant" in line]
+    assert "left out: 1 photograph that cannot be read" in line and "giant.png claims" in line
+
+
+def test_an_array_of_other_byte_order_is_the_same(tmp_path):
+    values = np.random.default_rng(0).integers(0, 2**16, (2, 32, 32, 3), dtype=np.uint16)
+    for name in ("<u2", ">u2"):
+        (tmp_path / name[1:]).mkdir(exist_ok=True)
+        np.save(tmp_path / name[1:] / f"{name == '>u2'}.npy", values[0].astype(name))
+    both = next(iter(mhprobe.photos(tmp_path, of_channels(3), mean=0, std=1)))
+    assert torch.equal(both[0], both[1])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "words"),
+    [
+        ("i8", "signed whole numbers of 64 bits"),
+        ("i2", "signed whole numbers of 16 bits"),
+        ("u4", "whole numbers of 32 bits"),
+    ],
+)
+def test_an_array_of_other_whole_numbers_is_called_what_it_is(tmp_path, dtype, words):
+    np.save(tmp_path / "a.npy", np.zeros((32, 32, 3), dtype))
+    with pytest.raises(mhprobe.UserError, match=rf"a\.npy has {words} for pixels"):
+        next(iter(mhprobe.photos(tmp_path, of_channels(3))))
 
 
 def test_what_holds_no_photographs_is_refused(tmp_path, model):
