@@ -338,14 +338,14 @@ class Tar(_File):
 
 
 def _target(name: str, member: tarfile.TarInfo) -> str:
-    """Name that a link in a tar leads to: a hard link's is from the top, another's from its own folder."""
+    """Return the name that a link in a tar leads to: a hard link's is from the top, another's from its own folder."""
     if member.islnk():
         return member.linkname.removeprefix("./")
     return posixpath.normpath(posixpath.join(posixpath.dirname(name), member.linkname))
 
 
 def _followed(name: str, links: dict[str, str]) -> str:
-    """Where links of links end, or one of them where they are in a circle."""
+    """Return where links of links end, or one of them where they are in a circle."""
     for _ in range(DEPTH):
         if name not in links:
             break
