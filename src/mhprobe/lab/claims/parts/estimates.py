@@ -9,12 +9,13 @@ import math
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy import stats
 from scipy.optimize import brentq
+from scipy.special import bdtr, bdtrc, betaincinv, stdtr, stdtrit
+from scipy.stats import rankdata
 from torch import Tensor
 
 from mhprobe.errors import UserError
@@ -35,6 +36,20 @@ class TooFewError(UserError):
     def __init__(self, message: str, needed: int) -> None:
         super().__init__(message)
         self.needed = needed
+
+
+class StudentsLaw(NamedTuple):
+    """Student's law, of infinitely many degrees of freedom the normal one: scipy's own takes 20 times as long."""
+
+    freedom: float
+
+    def cdf(self, t: float) -> float:
+        """Chance of less than t."""
+        return float(stdtr(self.freedom, t))
+
+    def quantile(self, chance: float) -> float:
+        """Number that is above a draw with this chance."""
+        return float(stdtrit(self.freedom, chance))
 
 
 @dataclass(frozen=True)
@@ -172,7 +187,7 @@ def of_accuracy(better: Tensor, worse: Tensor) -> Estimate:
 
     low = brentq(beyond, -1, effect, args=(Z95,)) if effect > -1 else -1.0
     high = brentq(beyond, effect, 1, args=(-Z95,)) if effect < 1 else 1.0
-    return _estimate(effect, low, high, error, stats.norm, "images", count)
+    return _estimate(effect, low, high, error, StudentsLaw(math.inf), "images", count)
 
 
 def _enough(images: int) -> int:
@@ -195,8 +210,8 @@ def share_of_heads(
         raise TooFewError(
             f"there are {count} {unit} that can be counted, which are too few.", FEWEST
         )
-    low = stats.binomtest(least, count).proportion_ci(method="exact").low
-    high = stats.binomtest(most, count).proportion_ci(method="exact").high
+    low = betaincinv(least, count - least + 1, LEVEL / 2) if least else 0.0
+    high = betaincinv(most + 1, count - most, 1 - LEVEL / 2) if most < count else 1.0
 
     def p(expected: float, times: float = 1.0) -> float:
         few, many, of = (round(times * number) for number in (least, most, count))
@@ -204,21 +219,13 @@ def share_of_heads(
             return 0.0
         if few <= expected * of <= many:
             return 1.0
-        tail = (
-            stats.binom.sf(few - 1, of, expected)
-            if few > expected * of
-            else stats.binom.cdf(many, of, expected)
-        )
+        tail = bdtrc(few - 1, of, expected) if few > expected * of else bdtr(many, of, expected)
         return min(1.0, 2 * float(tail))
 
     def power(cut: float, truth: float) -> float:
         seen = np.arange(count + 1)  # heads with the property; uncertain ones count against it
-        shown = (seen > cut * count) & (2 * stats.binom.sf(seen - 1, count, cut) < LEVEL)
-        return (
-            float(stats.binom.sf(shown.argmax() - 1 + most - least, count, truth))
-            if shown.any()
-            else 0.0
-        )
+        shown = (seen > cut * count) & (2 * bdtrc(seen - 1, count, cut) < LEVEL)
+        return float(bdtrc(shown.argmax() - 1 + most - least, count, truth)) if shown.any() else 0.0
 
     over, number = ("images", int(images)) if least < most and images else (unit, count)
     middle = (least + most) / 2 / count
@@ -256,16 +263,19 @@ def student(
             "alike."
         )
     if lean and error > 0:
-        return _skewed(value, error, lean, stats.t(freedom), unit, count)
+        return _skewed(value, error, lean, StudentsLaw(freedom), unit, count)
     stretch, shrink = (_stretched, math.tanh) if correlation else (float, float)
-    middle, half, law = stretch(value), float(stats.t.ppf(0.975, freedom)) * error, stats.t(freedom)
+    middle, law = stretch(value), StudentsLaw(freedom)
+    half = law.quantile(1 - LEVEL / 2) * error
     ends = shrink(middle - half), shrink(middle + half)
     return _estimate(value, *ends, lambda number: error, law, unit, count, stretch)
 
 
-def _skewed(value: float, error: float, lean: float, law: Any, unit: str, count: int) -> Estimate:
+def _skewed(
+    value: float, error: float, lean: float, law: StudentsLaw, unit: str, count: int
+) -> Estimate:
     """Estimate of a number whose errors are skewed: Hall's transformation of its t follows ``law``."""
-    quantile = float(law.ppf(1 - LEVEL / 2))
+    quantile = law.quantile(1 - LEVEL / 2)
 
     def end(of_law: float) -> float:
         return value - error * brentq(lambda t: _straightened(t, lean) - of_law, -1e9, 1e9)
@@ -274,11 +284,11 @@ def _skewed(value: float, error: float, lean: float, law: Any, unit: str, count:
 
     def p(number: float, times: float = 1.0) -> float:
         t = (value - number) / error * math.sqrt(times)
-        return min(1.0, float(2 * law.sf(abs(_straightened(t, lean / math.sqrt(times))))))
+        return min(1.0, 2 * law.cdf(-abs(_straightened(t, lean / math.sqrt(times)))))
 
     def power(cut: float, truth: float) -> float:
         half = value - low if truth > cut else high - value
-        return float(law.cdf((abs(truth - cut) - half) / error))
+        return law.cdf((abs(truth - cut) - half) / error)
 
     return Estimate(value, low, high, p, power, unit, count)
 
@@ -297,12 +307,12 @@ def _estimate(
     low: float,
     high: float,
     error: Callable[[float], float],
-    law: Any,
+    law: StudentsLaw,
     unit: str,
     count: int,
     stretch: Callable[[float], float] = float,
 ) -> Estimate:
-    """Estimate of a number that follows ``law`` of scipy on a stretched scale.
+    """Estimate of a number that follows a law on a stretched scale.
 
     error: standard error by true effect.
     """
@@ -311,10 +321,11 @@ def _estimate(
         return (abs(stretch(first) - stretch(second)) - beyond) / max(error(under), 1e-12)
 
     def p(number: float, times: float = 1.0) -> float:
-        return float(2 * law.sf(errors(value, number, number) * math.sqrt(times)))
+        return 2 * law.cdf(-errors(value, number, number) * math.sqrt(times))
 
     def power(cut: float, truth: float) -> float:
-        return float(law.cdf(errors(truth, cut, truth, law.isf(LEVEL / 2) * error(cut))))
+        half = law.quantile(1 - LEVEL / 2) * error(cut)
+        return law.cdf(errors(truth, cut, truth, half))
 
     return Estimate(value, low, high, p, power, unit, count)
 
@@ -384,25 +395,23 @@ def mean_over_heads(
     """
     above = values if chance is None else values - chance
     finite, of_pairs = above.isfinite(), above.dim() == 2
-    over, table = (
-        (in_blocks(layout) & finite, above) if of_pairs else (torch.diag(finite), torch.diag(above))
-    )
+    over = in_blocks(layout) & finite if of_pairs else finite
     if not over.any():
         raise UserError(absent)
-    groups = [over if heads is None else over & heads[:, None]]
-    groups += [] if minus is None else [over & minus[:, None]]
+    counted = [part for part in (heads, minus) if part is not None]
+    groups = [over & (part[:, None] if of_pairs else part) for part in counted]
+    groups = groups if heads is not None else [over, *groups]
+    table = above.numpy(force=True)
+    kinds = [group.numpy(force=True) for group in groups]
 
     def mean(kept: Tensor) -> float:
-        inner = table[kept][:, kept]
-        means = [float(inner[group[kept][:, kept]].mean()) for group in groups]
+        at = np.ix_(*[kept.numpy(force=True)] * table.ndim)
+        means = [float(table[at][kind[at]].mean()) for kind in kinds]
         return means[0] - sum(means[1:])
 
-    by_chance = (
-        math.nan
-        if chance is None or minus is not None
-        else float(chance[over if of_pairs else finite].mean())
-    )
-    return over_heads(layout, mean, torch.stack(groups).any(0).any(1), chance=by_chance)
+    by_chance = math.nan if chance is None or minus is not None else float(chance[over].mean())
+    every = torch.stack(groups).any(0)
+    return over_heads(layout, mean, every.any(1) if of_pairs else every, chance=by_chance)
 
 
 def late_minus_early(layout: HeadLayout, values: Tensor) -> Estimate:
@@ -427,9 +436,7 @@ def go_together(layout: HeadLayout, first: Tensor, second: Tensor) -> Estimate:
             for part in (first.double(), second.double())
         ]
     )
-    values = torch.from_numpy(
-        stats.rankdata(both[:, pairs].numpy(), axis=1)
-    )  # equal ones share theirs
+    values = torch.from_numpy(rankdata(both[:, pairs].numpy(), axis=1))  # equal ones share theirs
     nothing = torch.zeros(2, len(layout.sites), dtype=torch.float64)
 
     def correlation(kept: Tensor) -> float:
