@@ -190,6 +190,17 @@ def _another_form(item: Any, images: Tensor, labels: Tensor, names: Sequence[str
     keys = IMAGES if isinstance(item, Mapping) else (0,)
     first = next((quoted(key) for key in keys if isinstance(key, int) or key in item), "...")
     second = next((quoted(key) for key in names if key in item), "1") if keys == IMAGES else "1"
+    at, at_labels = f"item[{first}]", f"item[{second}]"
+    if images.dim() == 3 and not labels.dim():
+        return (
+            f"loader: images: expected (B, channels, height, width), got {tuple(images.shape)}, one "
+            f"image without a batch; give batch=lambda item: ({at}[None], {at_labels}[None])."
+        )
+    if images.dim() == 1 and labels.dim() == 4:
+        return (
+            f"loader: images: expected (B, channels, height, width), got {tuple(images.shape)}, and "
+            f"such a tensor for labels; give batch=lambda item: ({at_labels}, {at})."
+        )
     form = form_of(labels) or Form("a class per image", "")
     todo = f"give batch=lambda item: (item[{first}], item[{second}]{form.then})"
     if not form.then:

@@ -120,3 +120,13 @@ def test_pictures_show_the_first_three_channels_or_the_mean():
     assert in_colours(images[:, :3])[1] == "image"
     red = torch.tensor([255, 0, 0], dtype=torch.uint8).view(1, 3, 1, 1)
     assert grey(red).item() == 76  # .299 of 255
+
+
+def test_one_image_without_a_batch_and_images_behind_labels_are_called_that():
+    images, labels = torch.zeros(2, 3, 8, 8), torch.zeros(2).long()
+    with pytest.raises(UserError, match=r"images: .*one image without a batch; give") as error:
+        images_and_labels((images[0], labels[0]))
+    assert "batch=lambda item: (item[0][None], item[1][None])" in str(error.value)
+    with pytest.raises(UserError, match=r"images: .*such a tensor for labels; give") as error:
+        images_and_labels((labels, images))
+    assert "batch=lambda item: (item[1], item[0])" in str(error.value)

@@ -248,6 +248,8 @@ def sizes(**given):
         *(
             json.dumps({**CONFIG, "pretrained_cfg": {**CONFIG["pretrained_cfg"], **part}})
             for part in (
+                *({"mean": [123.7, 116.3, 103.5]}, {"std": [58.4, 57.1, 57.4]}),
+                *({"std": [0, 0, 0]}, {"std": [-0.5] * 3}, {"mean": [-0.1] * 3}),
                 *({"mean": "bright"}, {"mean": ["a"] * 3}, {"std": {}}, {"mean": []}),
                 *({"input_size": 5.5}, {"input_size": [3, 65536, 65536]}, {"input_size": "x"}),
             )

@@ -43,6 +43,10 @@ def _numbers(value: Any) -> bool:
     )
 
 
+def _between(low: float, high: float) -> Callable[[Any], bool]:
+    return lambda value: _numbers(value) and all(low <= one <= high for one in value)
+
+
 def _text(value: Any) -> bool:
     return isinstance(value, str) and 0 < len(value) <= 200
 
@@ -57,7 +61,8 @@ _SIZE: _Rule = (f"sizes of at most {PIXELS:,} pixels", _size)
 _MEAN: _Rule = ("a list of finite numbers, one per channel", _numbers)
 _PICTURES: dict[str, _Rule] = {
     **dict.fromkeys(("input_size", "test_input_size", "min_input_size"), _SIZE),
-    **dict.fromkeys(("mean", "std", "image_mean", "image_std"), _MEAN),
+    "mean": ("numbers from 0 to 1, of pixels in [0, 1], one per channel", _between(0, 1)),
+    "std": ("numbers from 1e-06 to 1, of pixels in [0, 1], one per channel", _between(1e-6, 1)),
 }
 # timm and transformers make a list of so many numbers before they make the first block
 _BLOCKS: dict[str, _Rule] = dict.fromkeys(
@@ -68,7 +73,8 @@ _POSITIVE: _Rule = (
     lambda value: type(value) in (int, float) and 0 < value < math.inf,
 )
 _PROCESSOR: dict[str, _Rule] = {
-    **dict.fromkeys(("image_mean", "image_std"), _MEAN),
+    "image_mean": _MEAN,  # of pixels in [0, 255] where nothing is rescaled
+    "image_std": ("a list of positive numbers, one per channel", _between(1e-6, math.inf)),
     **dict.fromkeys(("do_normalize", "do_rescale"), ("true or false", lambda v: type(v) is bool)),
     "rescale_factor": _POSITIVE,
 }
