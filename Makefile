@@ -66,10 +66,10 @@ docs: .venv/installed-docs
 	ls outputs/demo/*/report.html >/dev/null 2>&1 || $(MAKE) demo
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-# damage to every kind of file; make fuzz FUZZ=5000
+# damage to every kind of file; make fuzz FUZZ=5000. Each call is bounded; a test of thousands may take hours
 FUZZ ?= 500
 fuzz: .venv/installed-test
-	FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/framework/faults
+	FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/framework/faults --timeout=14400
 
 # after the whole suite has passed with what is installed
 constraints: .venv/installed-test
