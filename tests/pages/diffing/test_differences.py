@@ -457,6 +457,13 @@ def test_the_page_shows_blocks_and_heads_and_fetches_nothing(tmp_path):
     assert "<iframe" in found._repr_html_()
 
 
+def test_networks_of_one_name_are_told_apart_by_their_place(tmp_path):
+    model = loud()
+    title = re.search("<h1>(.*)</h1>", compared(model, copy.deepcopy(model)).page())[1]
+    first, second = title.split(" and ")
+    assert first.endswith("(first)") and second.endswith("(second)")
+
+
 def data_of(found) -> dict:
     return json.loads(
         re.search(r'<script [^>]*id="data"[^>]*>(.*?)</script>', found.page(), re.S)[1]

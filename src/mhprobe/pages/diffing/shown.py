@@ -145,7 +145,12 @@ def _class(number: int, classes: Sequence[str]) -> str:
 def _rendered(
     template: str, names: tuple[str, str], result: Diff, data: dict[str, Any], **shown: Any
 ) -> str:
-    """Render a page of two networks. shown: what this template shows beside what all do."""
+    """Render a page of two networks. shown: what this template shows beside what all do.
+
+    Networks of one name are told apart by their place.
+    """
+    if names[0] == names[1]:
+        names = (f"{names[0]} (first)", f"{names[1]} (second)")
     every = dict(
         sentences=result.sentences,
         outside=result.outside,
