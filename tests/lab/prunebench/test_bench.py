@@ -58,7 +58,7 @@ def test_a_bench_goes_on_where_it_stopped_and_says_what_is_missing(
     weights = f"weights={trained.folder / 'model.safetensors'}"
     typed = tmp_path / "run" / "config" / "overrides.yaml"
     typed.parent.mkdir(parents=True)
-    typed.write_text(f"- {weights}\n- prune.images=24\n")
+    typed.write_text(f"- {weights}\n- methods=[random,fisher]\n- prune.images=24\n")
     typed.with_name("config.yaml").write_text("prune: {select_on: train}\n")
     rows = ran(
         config(tmp_path, weights, "methods=[random,fisher]", "seeds=[0,1]"), tmp_path / "run"

@@ -243,19 +243,22 @@ class Cells:
         write(self.files[cell], packed(right, {"row": json.dumps(row)}))
 
 
+def of_cell(command: str, cell: Cell) -> str:
+    """Return the command of one cell, from that of many."""
+    one = {"methods": cell.method, "budgets": cell.budget, "seeds": cell.seed}
+    others = [word for word in shlex.split(command) if word.partition("=")[0] not in one]
+    return shlex.join([*others, *(f"{key}=[{value}]" for key, value in one.items())])
+
+
 def results(command: str, cells: Mapping[Cell, Kept | None]) -> dict[str, Result]:
     """Return the table of cells, the ranking, and accuracy against FLOPs and time.
 
     command: for missing cells.
     """
-    rows = []
-    for cell, kept in cells.items():
-        one = shlex.join(
-            [f"methods=[{cell.method}]", f"budgets=[{cell.budget}]", f"seeds=[{cell.seed}]"]
-        )
-        rows.append(
-            {**cell._asdict(), **(kept.row if kept else {"note": f"not run: {command} {one}"})}
-        )
+    rows = [
+        {**cell._asdict(), **(kept.row if kept else {"note": f"not run: {of_cell(command, cell)}"})}
+        for cell, kept in cells.items()
+    ]
     every_cell = Result(
         from_rows(rows), about="One row per method, budget (share of FLOPs) and seed."
     )
