@@ -107,21 +107,14 @@ def entry(name: str, result: Result) -> Entry:
 
     of: as the report has filled it in.
     """
-    table, figure, of = result.table, result.figure, result.of
+    table = result.table
+    figure = result.figure
+    of = result.of
     beside = {} if table is None else column_roles(table)
-    # of several that of the value itself: "low" rather than "delta_low"
-    first = {
-        role: column
-        for column, role in sorted(reversed(beside.items()), key=lambda item: "_" not in item[0])
-    }
-    main = {role: first.get(role, "") for role in ("low", "high", "chance", "control")}
+    main = _of_the_value(beside)
     same = {key: getattr(result, key) for key in Result._fields if key in Entry.model_fields}
     fields = dict(
-        kind="figure"
-        if table is None and figure is not None
-        else "metrics"
-        if table is None
-        else table.kind,
+        kind=_kind(result),
         title=name.replace("_", " "),
         columns=dict(result.columns),
         interval=[end for end in (main["low"], main["high"]) if end],
@@ -138,11 +131,25 @@ def entry(name: str, result: Result) -> Entry:
     return Entry(**{**same, **fields})
 
 
+def _of_the_value(roles: dict[str, str]) -> dict[str, str]:
+    """Return the columns with the interval, the chance level and the control of the value itself.
+
+    Of several "low" is chosen rather than "delta_low"; "" where there is none.
+    """
+    plainest_last = sorted(reversed(roles.items()), key=lambda item: "_" not in item[0])
+    column_of = {role: column for column, role in plainest_last}
+    return {role: column_of.get(role, "") for role in ("low", "high", "chance", "control")}
+
+
+def _kind(result: Result) -> str:
+    if result.table is not None:
+        return result.table.kind
+    return "metrics" if result.figure is None else "figure"
+
+
 def column_roles(table: Table) -> dict[str, Any]:
     """Return the columns of a table that are no values, with what they are; {} if data have named its columns."""
-    matches = (
-        {}
-        if table.kind.endswith("_along")
-        else {name: COLUMNS.fullmatch(name) for name in table.columns}
-    )
+    if table.kind.endswith("_along"):
+        return {}
+    matches = {name: COLUMNS.fullmatch(name) for name in table.columns}
     return {name: match.lastgroup for name, match in matches.items() if match}

@@ -4,6 +4,7 @@ Shapes: A heads of all sites, P points in training.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -293,33 +294,43 @@ def verdicts_on_curves(
             f"the whole network is not told apart from guessing ({chance:.1%}): no curve says "
             "which heads can go"
         ]
-    lines = []
-    for row in totals:
-        if row.heads_shown_within_1_point is None:
-            continue
-        line = (
-            f"{row.curve} on {row.split}: {row.heads_shown_within_1_point:g} heads are shown to cost "
-            f"less than one point of {row.of}"
+    tested = [row for row in totals if row.heads_shown_within_1_point is not None]
+    return [
+        _verdict(
+            row, [head for head in heads if (head.curve, head.split) == (row.curve, row.split)]
         )
-        masked = [head for head in heads if (head.curve, head.split) == (row.curve, row.split)]
-        verdicts = [
-            head.verdict.replace("neither", "neither redundant nor inert")
-            for head in masked
-            if head.phase == "before"
-        ]
-        if verdicts:
-            counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts)]
-            others = needed_heads(masked)
-            p = control(masked)
-            beside = (
-                f"; of {len(others)} needed heads {sum(head.alike for head in others)} resemble a "
-                "kept head more than "
-                "chance; heads that can go resemble kept heads "
-                f"{'more' if significant(p) else 'no more'} than needed ones, "
-                f"p = {p:.2g}"
-            )
-            line += f" ({', '.join(counts)}{'' if math.isnan(p) else beside})"
-        if masked and not needed_heads(masked):
-            line += f"; the curve ended before {row.of} was significantly lower"
-        lines.append(line)
-    return lines
+        for row in tested
+    ]
+
+
+def _verdict(row: Totals, masked: Sequence[MaskedHead]) -> str:
+    """Say how many heads of a curve cost little, and what the heads before the drop are. masked: its heads."""
+    line = (
+        f"{row.curve} on {row.split}: {row.heads_shown_within_1_point:g} heads are shown to cost "
+        f"less than one point of {row.of}"
+    )
+    verdicts = [head.verdict for head in masked if head.phase == "before"]
+    if verdicts:
+        line += f" ({_counts(verdicts)}{_beside_needed(masked)})"
+    if masked and not needed_heads(masked):
+        line += f"; the curve ended before {row.of} was significantly lower"
+    return line
+
+
+def _counts(verdicts: Sequence[str]) -> str:
+    words = {"neither": "neither redundant nor inert"}
+    counts = Counter(verdicts)  # in the order of the heads
+    return ", ".join(f"{count} {words.get(verdict, verdict)}" for verdict, count in counts.items())
+
+
+def _beside_needed(masked: Sequence[MaskedHead]) -> str:
+    """Say whether heads that can go resemble kept ones more than needed heads do; "" without a test."""
+    needed = needed_heads(masked)
+    p = control(masked)
+    if math.isnan(p):
+        return ""
+    return (
+        f"; of {len(needed)} needed heads {sum(head.alike for head in needed)} resemble a kept head "
+        "more than chance; heads that can go resemble kept heads "
+        f"{'more' if significant(p) else 'no more'} than needed ones, p = {p:.2g}"
+    )

@@ -6,7 +6,7 @@ would look like structure. If the control lies too far out, the measure keeps it
 in the control marks the frame of the panel above.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import SubFigure
@@ -66,24 +66,28 @@ def _one_scale(figure: SubFigure, control: SubFigure) -> None:
         if hasattr(a, "_colorbar"):
             continue  # follows its picture
         for both in zip(_coloured(a), _coloured(b), strict=False):
-            norms = [mark.norm for mark in both]
-            low = min(norm.vmin for norm in norms)
-            high = max(norm.vmax for norm in norms)
-            if signed := [
-                mark for mark in both if mark.norm.vmin == -mark.norm.vmax
-            ]:  # away from 0, both ways
-                high = max(-low, high)
-                low = -high
-                for mark in both:
-                    mark.set_cmap(signed[0].cmap)
-            for norm in norms:
-                norm.vmin, norm.vmax = low, high
+            _one_range(both)
         for axes in (a, b):
             style.colour_text(axes)
         if not a.images:
             _one_frame(a, b)
     for bar, (locator, formatter) in zip(bars, marks, strict=True):  # new limits have reset them
         bar.locator, bar.formatter = locator, formatter
+
+
+def _one_range(marks: Sequence[Any]) -> None:
+    """Give marks the colours of all their values; of colours on both sides of 0 the same range on both."""
+    norms = [mark.norm for mark in marks]
+    low = min(norm.vmin for norm in norms)
+    high = max(norm.vmax for norm in norms)
+    signed = [mark for mark in marks if mark.norm.vmin == -mark.norm.vmax]
+    if signed:
+        high = max(-low, high)
+        low = -high
+        for mark in marks:
+            mark.set_cmap(signed[0].cmap)
+    for norm in norms:
+        norm.vmin, norm.vmax = low, high
 
 
 def _coloured(axes: Axes) -> list[Any]:
@@ -94,15 +98,15 @@ def _coloured(axes: Axes) -> list[Any]:
 def _one_frame(a: Axes, b: Axes) -> None:
     """Set limits that hold both panels; if they leave ``a`` no room, of ``b`` alone, with a box for ``a``."""
     frame, control = ((axes.get_xlim(), axes.get_ylim()) for axes in (a, b))
-    room, shared = (
-        True,
-        dict[str, Any](),
-    )  # without an axis of names, which runs downwards and stays as it is
+    room = True
+    shared: dict[str, Any] = {}
     for name, one, other in zip(("xlim", "ylim"), frame, control, strict=True):
-        if one[0] < one[1] and other[0] < other[1]:
-            low = min(one[0], other[0])
-            high = max(one[1], other[1])
-            shared[name], room = (low, high), room and one[1] - one[0] >= _ROOM * (high - low)
+        if one[0] > one[1] or other[0] > other[1]:
+            continue  # an axis of names, which runs downwards and stays as it is
+        low = min(one[0], other[0])
+        high = max(one[1], other[1])
+        shared[name] = (low, high)
+        room = room and one[1] - one[0] >= _ROOM * (high - low)
     for axes in (a, b) if room else (b,):
         axes.set(**shared)
     if not room:

@@ -76,30 +76,22 @@ def sensitivity(grades: Sequence[Any], sensitivities: Sequence[Any]) -> Figure:
         len(kinds), (2.1, 1.5), (0.75, 2.05), (0.5, 1.75, 0.75, 0.3), per_row=ACROSS
     ) as (figure, places):
         for (axes, first, _), kind in zip(places, kinds, strict=True):
-            mine = sorted(
-                (row for row in sensitivities if row.graft == kind), key=lambda row: row.grade
-            )
-            for order, row in enumerate(mine):
+            of_kind = [row for row in sensitivities if row.graft == kind]
+            of_kind.sort(key=lambda row: row.grade)
+            for order, row in enumerate(of_kind):
                 points = [
                     point for point in grades if (point.graft, point.measure) == (kind, row.measure)
                 ]
-                aside = 0.04 * (order - len(mine) / 2)
-                x = [point.grade + aside for point in points]
-                y = [100 * point.found for point in points]
+                aside = 0.04 * (order - len(of_kind) / 2)
                 shade, marker = style.colour(order)
-                half, low, high = (
-                    f"{at:.1f}" if at < math.inf else "never"
-                    for at in (row.grade, row.low, row.high)
-                )
-                half += f" ({low} to {high})" if row.grade < math.inf and row.low == row.low else ""
                 axes.plot(
-                    x,
-                    y,
+                    [point.grade + aside for point in points],
+                    [100 * point.found for point in points],
                     color=shade,
                     marker=marker,
                     markersize=3.5,
                     linewidth=1,
-                    label=f"{row.measure} {half}",
+                    label=f"{row.measure} {_half_found(row)}",
                 )
             amounts = {point.grade: point.amount for point in grades if point.graft == kind}
             names = [
@@ -117,3 +109,13 @@ def sensitivity(grades: Sequence[Any], sensitivities: Sequence[Any]) -> Figure:
                 loc="upper left", bbox_to_anchor=(-0.06, -0.36), fontsize=6.5, borderaxespad=0
             )
     return figure
+
+
+def _half_found(row: Any) -> str:
+    """Write the grade from which on a measure finds half of the grafts, with its interval if it has one."""
+    if row.grade == math.inf:
+        return "never"
+    if math.isnan(row.low):
+        return f"{row.grade:.1f}"
+    high = "never" if row.high == math.inf else f"{row.high:.1f}"
+    return f"{row.grade:.1f} ({row.low:.1f} to {high})"

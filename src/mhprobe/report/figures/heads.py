@@ -272,18 +272,20 @@ def by_depth(
         ]
         axes.plot(at, value.tolist(), ".", color=COLOURS[0], ms=4, alpha=0.7, label="head")
         if {"low", "high"} <= set(columns):
-            low, high = (columns[name].double().tolist() for name in ("low", "high"))
+            low = columns["low"].double().tolist()
+            high = columns["high"].double().tolist()
             axes.vlines(at, low, high, color=COLOURS[0], linewidth=0.8, alpha=0.7)
-        left, right = ([block + end for block in blocks] for end in (-0.4, 0.4))
+        left = [block - 0.4 for block in blocks]
+        right = [block + 0.4 for block in blocks]
         means = [value[span].mean() for span in spans]
         axes.hlines(means, left, right, color="black", linewidth=1.2, label="mean of the block")
+        edges_of_blocks = [edge for block in blocks for edge in (block - 0.5, block + 0.5)]
         for name, (title, dashes, shade) in _LEVELS.items():
-            if name in columns:
-                levels = [
-                    columns[name].double()[span].mean().item() for span in spans for _ in (0, 1)
-                ]
-                edges_of_blocks = [edge for block in blocks for edge in (block - 0.5, block + 0.5)]
-                axes.plot(edges_of_blocks, levels, dashes, color=shade, linewidth=1.2, label=title)
+            if name not in columns:
+                continue
+            levels = [columns[name][span].double().mean().item() for span in spans]
+            steps = [level for level in levels for _ in ("left", "right")]
+            axes.plot(edges_of_blocks, steps, dashes, color=shade, linewidth=1.2, label=title)
         style.block_ticks(axes, layout, step, 0.6)
         axes.set_ylabel(label)
         style.legend_beside(axes, handlelength=1.4)

@@ -88,13 +88,10 @@ def settling(
         )
 
         removed = [share for share in shares if share > 0]
-        left_over = torch.tensor(
-            [
-                [(accuracy[e, s] - chance) / max(accuracy[e, 0.0] - chance, 1e-9) for e in epochs]
-                for s in removed
-            ]
-        ).clamp(0, 1)
-        at_chance = _at_chance([accuracy[e, 0.0] for e in epochs], images, chance)
+        whole = torch.tensor([accuracy[epoch, 0.0] for epoch in epochs], dtype=torch.float64)
+        less = torch.tensor([[accuracy[epoch, share] for epoch in epochs] for share in removed])
+        left_over = ((less - chance) / (whole - chance).clamp(min=1e-9)).clamp(0, 1)
+        at_chance = _at_chance(whole, images, chance)
         left_over[:, at_chance] = torch.nan
         grey = "\n(grey: whole model at chance)" if at_chance.any() else ""
         _matrix(kept, left_over, "accuracy kept, above chance" + grey, of=torch.tensor([0.0, 1.0]))
@@ -109,10 +106,9 @@ def settling(
     return figure
 
 
-def _at_chance(accuracy: Sequence[float], images: int, chance: float) -> Tensor:
+def _at_chance(accuracy: Tensor, images: int, chance: float) -> Tensor:
     """(E,) bool: accuracies on so many images that are not told from chance (95 %)."""
-    whole = torch.tensor(accuracy, dtype=torch.float64)
-    return wilson((whole * images).round(), torch.tensor(images))[0] <= chance
+    return wilson((accuracy.double() * images).round(), torch.tensor(images))[0] <= chance
 
 
 def _spearman(rows: Sequence[Mapping[str, Any]], epochs: Sequence[Any]) -> Tensor:

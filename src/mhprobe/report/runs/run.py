@@ -310,18 +310,10 @@ def typed_apart(runs: Sequence[Run], without: Collection[str] = ()) -> list[dict
     seed.
     """
     typed = [_typed(run) for run in runs]
-    keys = [
-        key
-        for key in dict.fromkeys(key for of in typed for key in of)
-        if not {key, _end(key)} & {*without}
-    ]
-    keys = [key for key in keys if len({of.get(key) for of in typed}) > 1]
+    keys = [key for key in _varied(typed) if not {key, _end(key)} & {*without}]
     ends = Counter(map(_end, keys))
     short = {key: _end(key) if ends[_end(key)] == 1 else key for key in keys}
-    chosen: list[str] = []  # one by one the key that distinguishes most runs
-    while len(chosen) < MOST and _different(typed, chosen) < _different(typed, keys):
-        chosen.append(max(keys, key=lambda key: _different(typed, [*chosen, key])))
-    chosen.sort(key=keys.index)
+    chosen = _distinguishing(typed, keys)
     named = [
         [key for key in chosen if key in of] or [key for key in keys if key in of] for of in typed
     ]
@@ -329,6 +321,20 @@ def typed_apart(runs: Sequence[Run], without: Collection[str] = ()) -> list[dict
         {short[key]: of[key] for key in run_keys[:MOST]}
         for run_keys, of in zip(named, typed, strict=True)
     ]
+
+
+def _varied(typed: Sequence[dict[str, str]]) -> list[str]:
+    """Return the settings in which runs differ, in the order in which they were typed."""
+    every = dict.fromkeys(key for of in typed for key in of)
+    return [key for key in every if len({of.get(key) for of in typed}) > 1]
+
+
+def _distinguishing(typed: Sequence[dict[str, str]], keys: Sequence[str]) -> list[str]:
+    """Return up to ``MOST`` settings that tell the runs apart, found one by one: the best of those left."""
+    chosen: list[str] = []
+    while len(chosen) < MOST and _different(typed, chosen) < _different(typed, keys):
+        chosen.append(max(keys, key=lambda key: _different(typed, [*chosen, key])))
+    return sorted(chosen, key=keys.index)
 
 
 def _different(typed: Sequence[dict[str, str]], keys: Sequence[str]) -> int:
