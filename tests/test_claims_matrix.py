@@ -66,7 +66,10 @@ def test_the_page_says_what_its_tables_say(tool):
 def test_the_page_is_short_around_its_tables(tool):
     """At most 900 words beside those that are generated."""
     text = re.sub(
-        r"<!-- (\w+): generated -->.*?<!-- \1: end -->", "", tool.PAGE.read_text(), flags=re.DOTALL
+        r"<!-- ([\w ]+): generated -->.*?<!-- \1: end -->",
+        "",
+        tool.PAGE.read_text(),
+        flags=re.DOTALL,
     )
     words = [word for word in text.split() if word.strip("|-")]
     assert 300 < len(words) <= 900
@@ -101,6 +104,9 @@ def test_seeds_share_a_column_and_say_where_they_differ(tool):
     assert line.endswith(
         "| / | 1 of 1 |"
     )  # of the networks where it holds, so many did not learn it
+    twin = {"some_heads_are_sinks": row("holds", untrained="holds", learned="no")}
+    with_twin = tool.matrix({**JUDGED, "small.untrained": twin})
+    assert "1 of 1" in with_twin[-1]  # what has random weights is no trained network
     agree = {**JUDGED, "small.seed1": JUDGED["small.seed0"]}
     assert "| **+** |" in tool.matrix(agree)[-1] and "2 of 2" in tool.matrix(agree)[-1]
 
@@ -112,9 +118,22 @@ def test_heads_of_all_trained_networks_together_decide_what_each_leaves_open(too
         name: {"some_heads_are_sinks": row("cannot be told", **none)}
         for name in ("one", "two", "three", "four.untrained")
     }
-    assert "| · | · | · | · | 0 |  |" in tool.matrix(networks)[-1]
+    assert "| · | · | · | 0 |  |" in tool.matrix(networks)[-1]
     alone = {name: networks[name] for name in ("one", "four.untrained")}
     assert len(tool.matrix(alone)) == 2  # the untrained one is not counted, and one is too few
+
+
+def test_networks_that_have_not_learned_have_a_table_of_their_own(tool):
+    near = {
+        "some_heads_are_positional": row("too small to matter"),
+        "some_heads_are_sinks": row("cannot be told"),
+    }
+    judged = {**JUDGED, "other.untrained": near, "other.before": {}}
+    head, _, *lines = tool.as_built(judged)
+    assert head == "| claim | other, untrained | other, before |"
+    (line,) = lines  # none of them decides the other claim
+    assert "[some heads are positional]" in line and line.endswith("| 0 |  |")
+    assert "untrained" not in tool.matrix(judged)[0]
 
 
 def test_what_no_network_decides_stands_apart_with_what_would_decide_it(tool):

@@ -238,7 +238,12 @@ def rows_of(path: Path) -> dict[str, Row]:
 
 def page(text: str, judged: Mapping[str, Mapping[str, Row]]) -> str:
     """Return the page with the tables of these networks between its marks."""
-    for mark, lines in (("matrix", matrix(judged)), ("undecided", undecided(judged))):
+    tables = {
+        "matrix": matrix(judged),
+        "as built": as_built(judged),
+        "undecided": undecided(judged),
+    }
+    for mark, lines in tables.items():
         begin, end = f"<!-- {mark}: generated -->", f"<!-- {mark}: end -->"
         head, _, rest = text.partition(begin)
         if not rest or end not in rest:
@@ -248,14 +253,15 @@ def page(text: str, judged: Mapping[str, Mapping[str, Row]]) -> str:
 
 
 def matrix(judged: Mapping[str, Mapping[str, Row]]) -> list[str]:
-    """Return the lines of the table of claims that some network decides: most decided ones first.
+    """Return the lines of the table of claims that a trained network decides: most decided ones first.
 
-    The last column but one is over the heads of all trained networks together.
+    The last column but one is over the heads of all of them together.
     """
-    columns, together = grouped(judged), over_all_heads(judged)
+    trained, together = trained_ones(judged), over_all_heads(judged)
+    columns = grouped(trained)
     rows = []
-    for claim in decided(judged, together):
-        verdicts = words(claim, judged)
+    for claim in decided(trained, together):
+        verdicts = words(claim, trained)
         holds = sum(word == "holds" for word in verdicts.values())
         told = sum(word in DECIDED for word in verdicts.values())
         signs = [cell([verdicts[name] for name in of]) for of in columns.values()]
@@ -267,13 +273,29 @@ def matrix(judged: Mapping[str, Mapping[str, Row]]) -> list[str]:
     return [f"| {head} |", f"|{rule}|", *(line for *_, line in sorted(rows))]
 
 
+def as_built(judged: Mapping[str, Mapping[str, Row]]) -> list[str]:
+    """Return the lines of the table of claims that a network decides which was not trained for the data."""
+    networks = {name: rows for name, rows in judged.items() if _as_built(name)}
+    columns = grouped(networks)
+    lines = [
+        f"| {' | '.join(['claim', *columns])} |",
+        f"|{'|'.join(['---'] * (len(columns) + 1))}|",
+    ]
+    for claim in claims_of(networks):
+        verdicts = words(claim, networks)
+        if {*verdicts.values()} & {*DECIDED}:
+            signs = [cell([verdicts[name] for name in of]) for of in columns.values()]
+            lines.append(f"| {' | '.join([says(claim), *signs])} |")
+    return lines
+
+
 def undecided(judged: Mapping[str, Mapping[str, Row]]) -> list[str]:
     """Return the lines of the table of claims that no network decides, with what would decide them."""
     told = decided(judged, over_all_heads(judged))
     lines = ["| claim | matters from | what would decide it |", "|---|---|---|"]
     for claim in sorted(all_claims()):
         if claim not in told:
-            about = [rows[claim] for rows in trained_ones(judged) if claim in rows]
+            about = [rows[claim] for rows in trained_ones(judged).values() if claim in rows]
             lines.append(f"| {says(claim)} | {matters(claim)} | {needed(about)} |")
     return lines
 
@@ -281,13 +303,17 @@ def undecided(judged: Mapping[str, Mapping[str, Row]]) -> list[str]:
 def over_all_heads(judged: Mapping[str, Mapping[str, Row]]) -> dict[str, str]:
     """Return the verdict on each claim over the heads of all trained networks together."""
     claims = {name: all_claims()[name] for name in claims_of(judged)}
-    verdicts = judge_together(claims, trained_ones(judged))
+    verdicts = judge_together(claims, list(trained_ones(judged).values()))
     return {name: str(verdict.word) for name, verdict in verdicts.items()}
 
 
-def trained_ones(judged: Mapping[str, Mapping[str, Row]]) -> list[Mapping[str, Row]]:
-    """Return the rows of the networks that were trained for the data."""
-    return [rows for name, rows in judged.items() if name.partition(".")[2] not in AS_BUILT]
+def trained_ones(judged: Mapping[str, Mapping[str, Row]]) -> dict[str, Mapping[str, Row]]:
+    """Return the networks that were trained for the data, with their rows."""
+    return {name: rows for name, rows in judged.items() if not _as_built(name)}
+
+
+def _as_built(name: str) -> bool:
+    return name.partition(".")[2] in AS_BUILT
 
 
 def decided(judged: Mapping[str, Mapping[str, Row]], together: Mapping[str, str]) -> list[str]:
@@ -306,7 +332,7 @@ def grouped(names: Iterable[str]) -> dict[str, list[str]]:
         first, _, form = name.partition(".")
         experiment = first.partition("_seed")[0]
         title = COLUMNS.get(experiment, experiment)
-        if form in AS_BUILT:
+        if _as_built(name):
             title = f"{title}, {form}"
         columns.setdefault(title, []).append(name)
     return columns
@@ -329,8 +355,8 @@ def cell(verdicts: Sequence[str]) -> str:
 
 
 def not_learned(claim: str, judged: Mapping[str, Mapping[str, Row]]) -> str:
-    """Say in how many of the networks where a claim holds it holds for the untrained twin, too."""
-    holding = [rows[claim] for rows in judged.values() if claim in rows]
+    """Say in how many of the trained networks where a claim holds it holds for the untrained twin, too."""
+    holding = [rows[claim] for rows in trained_ones(judged).values() if claim in rows]
     holding = [row for row in holding if row["verdict"] == "holds" and row["untrained"]]
     unlearned = sum(row["learned"] == "no" for row in holding)
     return f"{unlearned} of {len(holding)}" if unlearned else ""
