@@ -426,14 +426,27 @@ class Follower(nn.Module):
         return repr(self.hook.gates)
 
 
+def modules_of(model: nn.Module) -> list[nn.Module]:
+    """``list(model.modules())``, which takes ten times as long in a deep model."""
+    found: dict[nn.Module, None] = {}
+    waiting = [model]
+    while waiting:
+        module = waiting.pop()
+        if module not in found:
+            found[module] = None
+            children = reversed(module._modules.values())
+            waiting.extend(child for child in children if child is not None)
+    return list(found)
+
+
 def sizes_in(model: nn.Module) -> tuple[Any, ...]:
     """Return the sizes of images, grids and windows in the model that has gates, or in the whole.
 
     timm's set_input_size changes them.
     """
-    named, every = ("img_size", "grid_size", "window_size"), list(model.modules())
+    named, every = ("img_size", "grid_size", "window_size"), modules_of(model)
     holds = (part for part in every if isinstance(getattr(part, Follower.NAME, None), Follower))
-    inside = next(holds, model).modules()
+    inside = modules_of(next(holds, model))
     parts = (tuple(getattr(part, name, None) for name in named) for part in inside)
     return tuple(part for part in parts if any(of is not None for of in part))
 
@@ -451,7 +464,7 @@ def remove_gates(model: nn.Module) -> None:
 
     What torch.compile has made is dropped: it does not notice hooks that change.
     """
-    modules = list(model.modules())
+    modules = modules_of(model)
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
     for module, key, _ in list(gate_hooks(modules)):
@@ -483,7 +496,7 @@ def find_gates(model: nn.Module) -> HeadGates | None:
 
     UserError for a model that FSDP has sharded.
     """
-    modules = list(model.modules())
+    modules = modules_of(model)
     if fsdp := sys.modules.get("torch.distributed.fsdp"):  # not imported: no model is sharded by it
         sharded = (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
         if (

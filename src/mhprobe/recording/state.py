@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.gates import find_gates
+from mhprobe.gates.base import modules_of
 from mhprobe.gates.meanwhile import meanwhile
 
 
@@ -52,7 +53,7 @@ def usable(tensor: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def _frozen_eval(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
+    training = [module for module in modules_of(model) if module.training]
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     for module in training:
         if module.training:  # still: eval() of an outer one reaches the inner ones

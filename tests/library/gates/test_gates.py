@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import mhprobe
+from mhprobe.backbones import sliced
 from mhprobe.framework.training.classifier import GatedClassifier
 from mhprobe.gates import HeadGates, find_gates, put_on
-from mhprobe.gates.base import Gate
+from mhprobe.gates.base import Gate, modules_of
 from mhprobe.gates.hard_concrete import HardConcreteGates
 from mhprobe.recording.replay import Replay
 from mhprobe.recording.state import moved
@@ -42,6 +43,34 @@ def test_attach_leaves_the_state_dict_plain(build):
     keys = list(model.state_dict())
     mhprobe.attach(model)
     assert list(model.state_dict()) == keys
+
+
+@families
+def test_a_smaller_copy_shares_weights_and_nothing_that_is_put_on_it(build):
+    model = build()
+    layout = mhprobe.attach(model).layout
+    kept = {site.name: range(site.num_heads) for site in layout.sites}
+    before = [{name: len(part) for name, part in held(module)} for module in model.modules()]
+    smaller = sliced(model, layout, kept)
+    assert all(
+        one is other for one, other in zip(model.parameters(), smaller.parameters(), strict=True)
+    )
+    assert find_gates(smaller) is None and find_gates(model) is not None
+    for module in smaller.modules():
+        for _, part in held(module):
+            (part.add if isinstance(part, set) else part.setdefault)("new")
+    assert before == [{name: len(part) for name, part in held(part)} for part in model.modules()]
+
+
+def held(module):
+    return [(name, part) for name, part in vars(module).items() if isinstance(part, dict | set)]
+
+
+@families
+def test_modules_are_those_that_torch_finds_once_each(build):
+    model = build()
+    model.again = next(model.children())
+    assert modules_of(model) == list(model.modules())
 
 
 @families
