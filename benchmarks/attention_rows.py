@@ -60,7 +60,7 @@ def run(size: Size) -> Iterator[Ratio]:
         (several, MEASURED, 1),
         (small, MEASURED, images),
         (small, BY_MATRICES, images),
-        (size.pick(28, 518), LARGE, 1),
+        (size.pick(28, 518), LARGE, size.pick(2, 24)),
     ]
     of_all, by_rows, by_matrices, large = in_forks("benchmarks.attention_rows", jobs)
     yield from _of_measures(several, of_all, repeats)
@@ -195,12 +195,12 @@ def _batch(pixels: int, images: int = 1) -> Batch:
 
 
 def in_fork(pixels: int, query: str, images: int = 1) -> Any:
-    """MiB beyond the model and the images; of LARGE the peak and seconds.
+    """MiB beyond the model and the images; of LARGE, with so many blocks in place of images, the peak and seconds.
 
     query: "" for the forward pass, MEASURED or BY_MATRICES for all measures of attention.
     """
     if query == LARGE:
-        return _large(pixels)
+        return _large(pixels, depth=images)
     model, batch = _model(pixels), _batch(pixels, images)
     image = batch.images[:1]
     before = peak()
@@ -218,9 +218,10 @@ def in_fork(pixels: int, query: str, images: int = 1) -> Any:
     return (peak() - before) / 1024
 
 
-def _large(pixels: int) -> dict[str, float]:
+def _large(pixels: int, depth: int) -> dict[str, float]:
     torch.manual_seed(0)
-    model = timm.create_model("vit_large_patch14_dinov2", img_size=pixels, num_classes=4).eval()
+    options = {"img_size": pixels, "num_classes": 4, "depth": depth}
+    model = timm.create_model("vit_large_patch14_dinov2", **options).eval()
     batch = _batch(pixels)
     began = time.perf_counter()
     _measured(model, batch, SIX[:1])
