@@ -50,6 +50,7 @@ def test_every_command_is_listed_with_what_it_does(capsys, monkeypatch):
         (["train", "seed=1"], ["-m", "mhprobe.train", "seed=1"]),
         (["studies.causal", "--help"], ["-m", "mhprobe.studies.causal", "--help"]),
         (["report", "."], ["-P", "-m", "mhprobe.report", "."]),
+        (["compare", "a", "b"], ["-P", "-m", "mhprobe.compare", "a", "b"]),
         (["look", "a", "b"], ["-P", "-m", "mhprobe.looking", "a", "b"]),
         (["diff", "a", "b", "c"], ["-P", "-m", "mhprobe.differing", "a", "b", "c"]),
         (["demo", "--help"], ["-m", "mhprobe.train", *door.DEMO[1:], "--help"]),
@@ -152,18 +153,27 @@ def test_an_unknown_command_is_answered_with_the_known_ones(capsys, monkeypatch)
     assert "did you mean train? there are" in error and "prune" in error
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["report", "compare", "look"])
-def test_modules_in_the_folder_one_stands_in_are_not_run(command, tmp_path):
-    """A stranger's run may hold a yaml.py; ``mhprobe report .`` reads the folder as data."""
+@pytest.fixture
+def strangers(tmp_path):
+    """A folder whose modules leave a canary where one of them is run."""
     for name in ("yaml", "numpy", "jinja2", "torch"):
         (tmp_path / f"{name}.py").write_text("open('canary', 'w')")
-    said = [".", "."] if command == "look" else ["."]
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("said", [["report", "."], ["look", ".", "."]], ids=lambda said: said[0])
+def test_modules_in_the_folder_one_stands_in_are_not_run(said, strangers):
+    """A stranger's run may hold a yaml.py; ``mhprobe report .`` reads the folder as data."""
     program = "from mhprobe.__main__ import main; main()"
     begin = [sys.executable, "-P", "-c", program]  # as the script begins, which stands elsewhere
-    done = subprocess.run([*begin, command, *said], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([*begin, *said], cwd=strangers, capture_output=True, text=True)
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert not (tmp_path / "canary").exists()
-    # the control: python -m has such modules first
-    subprocess.run([sys.executable, "-m", "mhprobe.report", "."], cwd=tmp_path, capture_output=True)
-    assert (tmp_path / "canary").exists()
+    assert not (strangers / "canary").exists()
+
+
+def test_python_alone_runs_modules_in_the_folder_one_stands_in(strangers):
+    """The control of the test above."""
+    command = [sys.executable, "-m", "mhprobe.report", "."]
+    subprocess.run(command, cwd=strangers, capture_output=True)
+    assert (strangers / "canary").exists()
