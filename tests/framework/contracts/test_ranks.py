@@ -103,7 +103,16 @@ class Split:
 
 
 def specs() -> Iterator[CurveSpec]:
-    """Every curve of every masking=, and a greedy one with every search=."""
+    """Every curve of every masking=, and a greedy one with every search=; of those that are alike the first."""
+    seen: set[str] = set()
+    for spec in named_specs():
+        said = repr(dataclasses.replace(spec, name=""))
+        if said not in seen:
+            seen.add(said)
+            yield spec
+
+
+def named_specs() -> Iterator[CurveSpec]:
     for masking in options_of_group("masking"):
         if not runs.composed(
             "mask", f"masking={masking}"
