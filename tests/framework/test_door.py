@@ -68,6 +68,12 @@ def test_a_command_is_opened_with_all_that_was_said(argv, opened, monkeypatch):
     assert left.value.code == opened
 
 
+def test_the_page_on_security_names_the_commands_that_import_nothing_from_where_one_stands():
+    text = " ".join(Path("SECURITY.md").read_text().split())
+    named = re.search(r"`mhprobe (report`.*?) import nothing from the folder", text)[1]
+    assert {*re.findall(r"[\w.]+(?=`)", named)} == door.READERS
+
+
 class Started:
     """A process that a test pretends to have started, and its exit status."""
 
