@@ -364,3 +364,11 @@ def test_thirds_and_halves_are_of_blocks_and_not_of_attentions():
     assert early.tolist() == [True] * 4 + [False] * 2 and late.tolist() == [False] * 5 + [True]
     with pytest.raises(UserError, match="the network has 2 blocks"):
         third_of(HeadLayout(layout.sites[:5]))
+
+
+def test_a_mean_that_hangs_on_one_pair_has_no_error_and_says_so():
+    """Without either of its heads there is no pair: nothing to take a mean of, and nothing is warned of."""
+    values = torch.rand(8, 8, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(UserError, match="is not defined here"):
+        late_minus_early(layout_of(2, 6), values)
+    assert math.isfinite(late_minus_early(layout_of(3, 5), values).effect)

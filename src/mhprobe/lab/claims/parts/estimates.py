@@ -406,7 +406,8 @@ def mean_over_heads(
 
     def mean(kept: Tensor) -> float:
         at = np.ix_(*[kept.numpy(force=True)] * table.ndim)
-        means = [float(table[at][kind[at]].mean()) for kind in kinds]
+        found = [table[at][kind[at]] for kind in kinds]
+        means = [float(part.mean()) if part.size else math.nan for part in found]
         return means[0] - sum(means[1:])
 
     by_chance = math.nan if chance is None or minus is not None else float(chance[over].mean())
