@@ -128,27 +128,32 @@ def paired(a: Side, b: Side, kind: str) -> list[Pair]:
     pairs = []
     for number, site in enumerate(ours):
         other = names.get(site.name)
-        numbers = a.kept.get(site.name, list(range(site.num_heads)))
         if other is None and site.name not in b.kept:
             raise _unlike(a, b, f"{b.name} has no {site.name}")
+        if other is not None:
+            _refuse_other_site(a, b, site, theirs[other])
+        numbers = a.kept.get(site.name, list(range(site.num_heads)))
         count = 0 if other is None else theirs[other].num_heads
         left = b.kept.get(site.name, list(range(count)))
-        told = site.name in b.kept or site.name in a.kept
-        if other is not None and not told and count != len(numbers):
-            raise _unlike(
-                a, b, f"{site.name} has {len(numbers)} {kind}s in one and {count} in the other"
-            )
         if not set(left) <= set(numbers):
             raise UserError(
                 f"diff: {b.name} has {kind}s of {site.name} that {a.name} has not. Give the network "
                 "from which the other was made first."
             )
-        if other is not None and theirs[other].head_dim != site.head_dim:
-            raise _unlike(a, b, f"{site.name} has {kind}s of other widths")
         places = {unit: at for at, unit in enumerate(numbers)}
         mine = [places[unit] for unit in left]
         pairs.append(Pair(site, number, other, numbers, mine, list(range(len(left)))))
     return pairs
+
+
+def _refuse_other_site(a: Side, b: Side, mine: HeadSite, theirs: HeadSite) -> None:
+    """Raise UserError for a site of other widths, or of another number of units that no file explains."""
+    told = mine.name in b.kept or mine.name in a.kept
+    counts = f"{mine.num_heads} {mine.kind}s in one and {theirs.num_heads} in the other"
+    if not told and mine.num_heads != theirs.num_heads:
+        raise _unlike(a, b, f"{mine.name} has {counts}")
+    if theirs.head_dim != mine.head_dim:
+        raise _unlike(a, b, f"{mine.name} has {mine.kind}s of other widths")
 
 
 def refuse_other_blocks(a: Side, b: Side) -> None:

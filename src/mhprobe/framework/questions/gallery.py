@@ -122,18 +122,12 @@ def gallery(
         zip(_called(chosen), [names[label] for label in batch.labels.tolist()], best, strict=True)
     )
     pictures = stored.images.float() / 255
-    part = channels_shown(pictures.shape[-3])
-    line = f"\n{part}" if part else ""
-    headings = [_words(image, "\n→ {} {:.2f}") + line for image in shown]
-
+    headings = _headings(shown, channels_shown(pictures.shape[-3]))
     split = "given" if any(isinstance(image, str) for image in chosen) else "test"
-    whole = _whole(kinds, every)
-    results: dict[str, Result] = {}
-    for kind in (kind for kind, make in kinds.items() if make.per_head):
-        for number, (image, *_) in enumerate(shown):
-            drawn = figures.draw_heads(pictures[number], headings[number], every[kind], number)
-            results[f"{kind}_{image}"] = Result(figure=drawn, of=Sample(1, split), drawn="maps")
     of = Sample(len(chosen), split)
+    of_heads = {name: every[name] for name, kind in kinds.items() if kind.per_head}
+    results = _heads_drawn(of_heads, shown, pictures, headings, Sample(1, split))
+    whole = _whole(kinds, every)
     if smooth and whole:
         drawn = figures.maps(pictures, headings, whole, smooth=True)
         results["maps_smooth"] = Result(figure=drawn, of=of, drawn="maps")
@@ -142,6 +136,28 @@ def gallery(
         "area under insertion, or deletion", "insertion: a better map, deletion: a worse one"
     )
     return Gallery(results, every, [_words(image, ", taken for {}") for image in shown])
+
+
+def _headings(shown: Sequence[_Shown], channels: str) -> list[str]:
+    """Return what stands above each picture. channels: those that a picture shows, "" for its colours."""
+    below = f"\n{channels}" if channels else ""
+    return [_words(image, "\n→ {} {:.2f}") + below for image in shown]
+
+
+def _heads_drawn(
+    every: Mapping[str, Mapping[str, Judged]],
+    shown: Sequence[_Shown],
+    pictures: Tensor,
+    headings: Sequence[str],
+    of: Sample,
+) -> dict[str, Result]:
+    """Return a figure of all heads for each kind of map and each image, by ``<kind>_<image>``."""
+    results = {}
+    for kind, maps in every.items():
+        for number, (image, *_) in enumerate(shown):
+            drawn = figures.draw_heads(pictures[number], headings[number], maps, number)
+            results[f"{kind}_{image}"] = Result(figure=drawn, of=of, drawn="maps")
+    return results
 
 
 def _refuse_label_as_target(kinds: Mapping[str, MapKind]) -> None:

@@ -317,22 +317,33 @@ def _unknown_key(command: str, text: str) -> str:
     experiment = [word for word in typed if "," not in word]
     chosen = experiment + [word for word in sys.argv[1:] if _chooses(word)]
     cfg = composing.composed(command, chosen, hydra=key.startswith("hydra."))
-    parent, _, leaf = key.rpartition(".")
-    while parent and not isinstance(OmegaConf.select(cfg, parent), DictConfig):
-        parent, _, leaf = parent.rpartition(".")
+    parent, leaf = _deepest(cfg, key)
     node = OmegaConf.select(cfg, parent) if parent else cfg
-    keys = [str(name) for name in node]
     line = f"unknown key {key!r}: {_where_it_is(command, chosen, key)}"
-    settings = ", ".join(name for name in keys if name != "_target_") or "no settings"
-    deeper = _below(node, leaf)
-    meant = f"did you mean {parent}.{deeper}? " if parent and deeper else nearest(leaf, keys)
-    line += f"{meant}{parent or f'mhprobe.{command}'} has {settings}."
+    line += _settings_of(node, parent, leaf, parent or f"mhprobe.{command}")
     if leaf != key.rpartition(".")[2] or not _takes(node, parent, leaf):
         return line
     if typed != experiment:
         # the experiments may have the key; Hydra asks for it before it reads them
         return f"{line} In a sweep over experiments write ++{key}=..."
     return f"{line} Use +{key}=... to add a key that the target takes."
+
+
+def _deepest(cfg: DictConfig, key: str) -> tuple[str, str]:
+    """Return the last part of a key that there is, and the name behind it that there is not."""
+    parent, _, leaf = key.rpartition(".")
+    while parent and not isinstance(OmegaConf.select(cfg, parent), DictConfig):
+        parent, _, leaf = parent.rpartition(".")
+    return parent, leaf
+
+
+def _settings_of(node: Any, parent: str, leaf: str, called: str) -> str:
+    """Return a sentence on the settings of a part, with the one that was meant perhaps."""
+    keys = [str(name) for name in node]
+    settings = ", ".join(name for name in keys if name != "_target_") or "no settings"
+    deeper = _below(node, leaf)
+    meant = f"did you mean {parent}.{deeper}? " if parent and deeper else nearest(leaf, keys)
+    return f"{meant}{called} has {settings}."
 
 
 def _below(node: Any, leaf: str) -> str:

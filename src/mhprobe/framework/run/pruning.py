@@ -252,47 +252,59 @@ def refuse_settings(cfg: Config, settings: Prune) -> None:
     if settings.heads is None and settings.order is None:
         raise UserError(
             "prune: which heads go? prune=order prune.remove=<how many> takes them by an order "
-            "(prune/order=...); "
-            "prune=given prune.heads=<list, file, table or gates> takes those that you name."
+            "(prune/order=...); prune=given prune.heads=<list, file, table or gates> takes those "
+            "that you name."
         )
     if settings.fold != "zero" and (settings.proj_bias == "drop" or settings.rescale):
         raise UserError(
             "prune.fold: heads leave their mean in the projection's bias, and nothing is to be "
-            "made up for; expected "
-            "prune.proj_bias=keep and prune.rescale=false beside it."
+            "made up for; expected prune.proj_bias=keep and prune.rescale=false beside it."
         )
-    rounds, proj_bias = settings.rounds > 1, settings.proj_bias != "keep"
-    with_elastic = {
-        "order": not (settings.order or {}).get("_target_", "").endswith(".Knapsack"),
+    if settings.elastic:
+        _refuse_with_elastic(settings)
+    if promise_asked(settings) is not None:
+        _refuse_with_promise(settings)
+        _refuse_without_calibration(cfg)
+
+
+def _refuse_with_elastic(settings: Prune) -> None:
+    """Raise UserError for settings that an elastic file, masked at any budget by one order, cannot have."""
+    order = (settings.order or {}).get("_target_", "")
+    wrong = {
+        "order": not order.endswith(".Knapsack"),
         "target": not {*(settings.target or {})} & {"flops", "params"},
-        "rounds": rounds,
+        "rounds": settings.rounds > 1,
         "fold": settings.fold != "zero",
         "rescale": settings.rescale,
-        "proj_bias": proj_bias,
+        "proj_bias": settings.proj_bias != "keep",
     }
-    if settings.elastic and (wrong := [key for key, refused in with_elastic.items() if refused]):
+    for key in (key for key, refused in wrong.items() if refused):
         raise UserError(
-            f"prune.{wrong[0]}: prune.elastic=true takes scores once and masks by them; expected "
-            "prune/order=fisher "
-            f"with prune.target={{flops: <share left>}} or {{params: <share left>}}, one round, "
-            "nothing folded or "
-            f"rescaled."
+            f"prune.{key}: prune.elastic=true takes scores once and masks by them; expected "
+            "prune/order=fisher with prune.target={flops: <share left>} or {params: <share left>}, "
+            "one round, nothing folded or rescaled."
         )
-    if promise_asked(settings) is None:
-        return
-    with_promise = {
-        "rounds": rounds,
+
+
+def _refuse_with_promise(settings: Prune) -> None:
+    """Raise UserError for settings beside which a guarantee does not hold."""
+    wrong = {
+        "rounds": settings.rounds > 1,
         "repair": settings.repair.per != "none",
         "tune_epochs": settings.tune_epochs > 0,
-        "proj_bias": proj_bias,
+        "proj_bias": settings.proj_bias != "keep",
         "precision": settings.precision != "32-true",
     }
-    if wrong := [key for key, refused in with_promise.items() if refused]:
+    for key in (key for key, refused in wrong.items() if refused):
         raise UserError(
-            f"prune.{wrong[0]}: a guarantee is of heads that go in one round, chosen in float32, "
-            "and of nothing else; "
-            f"leave it out, or prune the pruned file again (weights=<pruned.safetensors>)."
+            f"prune.{key}: a guarantee is of heads that go in one round, chosen in float32, and of "
+            "nothing else; leave it out, or prune the pruned file again "
+            "(weights=<pruned.safetensors>)."
         )
+
+
+def _refuse_without_calibration(cfg: Config) -> None:
+    """Raise UserError for a guarantee without images of its own."""
     if not cfg.data["calibration_fraction"]:
         raise UserError(
             "prune.guarantee: stands on images that chose neither weights nor path; expected "
