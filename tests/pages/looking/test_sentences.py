@@ -6,6 +6,7 @@ import functools
 
 import pytest
 import torch
+from torch import nn
 
 from layouts import layout_of, side_by_side
 from mhprobe.backbones import attach
@@ -30,14 +31,22 @@ IMAGES = 16
 
 
 @functools.cache
-def planted() -> tuple[Facts, dict[str, tuple[int, ...]]]:
+def grown() -> tuple[nn.Module, dict[str, tuple[int, ...]]]:
     """A network whose heads were written by hand, and which head is what."""
     canvas, plants = grow("vit", 0)
     attach(canvas.model)
+    return canvas.model, {plant.name: plant.heads for plant in plants}
+
+
+@functools.cache
+def known_of(images: int) -> Facts:
+    """What is seen of it on the first of its photographs."""
     seen = draw_images(IMAGES, 5)
-    return measure_facts(canvas.model, seen.images, seen.objects), {
-        plant.name: plant.heads for plant in plants
-    }
+    return measure_facts(grown()[0], seen.images[:images], seen.objects[:images])
+
+
+def planted() -> tuple[Facts, dict[str, tuple[int, ...]]]:
+    return known_of(IMAGES), grown()[1]
 
 
 def sharp():
@@ -138,18 +147,8 @@ RULES = ("offset", "itself", "sinks", "reach", "far", "even")
 
 def test_fewer_photographs_name_no_more_heads_of_a_planted_network():
     """Of each rule, and with the same photographs, from which some are taken away."""
-    canvas, _ = grow("vit", 0)
-    attach(canvas.model)
-    seen = draw_images(IMAGES, 5)
     named = {
-        count: [
-            int(
-                getattr(module, rule)(
-                    measure_facts(canvas.model, seen.images[:count])
-                ).claim.sure.sum()
-            )
-            for rule in RULES
-        ]
+        count: [int(getattr(module, rule)(known_of(count)).claim.sure.sum()) for rule in RULES]
         for count in (2, 4)
     }
     whole = [int(getattr(module, rule)(planted()[0]).claim.sure.sum()) for rule in RULES]
@@ -157,7 +156,7 @@ def test_fewer_photographs_name_no_more_heads_of_a_planted_network():
     for count, few in named.items():
         assert all(less <= more for less, more in zip(few, whole, strict=True)), (count, few, whole)
     # the control: intervals that merely touch the limit would name more
-    table = measure_facts(canvas.model, seen.images[:2]).columns("attention_distance")
+    table = known_of(2).columns("attention_distance")
     touching = int((table["high"] >= module.GLOBAL * table["whole"]).sum())
     assert touching > named[2][RULES.index("far")]
 
@@ -251,11 +250,7 @@ def test_twins_that_touch_a_limit_are_none():
 @functools.cache
 def with_fewer(images: int) -> list[Sentence]:
     """What is said of the planted network on the first of its photographs."""
-    canvas, _ = grow("vit", 0)
-    attach(canvas.model)
-    seen = draw_images(IMAGES, 5)
-    known = measure_facts(canvas.model, seen.images[:images], seen.objects[:images])
-    return [rule(known) for rule in SINGLE_RULES]
+    return [rule(known_of(images)) for rule in SINGLE_RULES]
 
 
 SINGLE_RULES = [getattr(module, rule) for rule in LIMITS]
