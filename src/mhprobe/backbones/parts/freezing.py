@@ -10,7 +10,8 @@ from torch import nn
 
 from mhprobe.backbones import family_of, layout_of
 from mhprobe.errors import UserError
-from mhprobe.heads import Part, Scope
+from mhprobe.gates import find_gates
+from mhprobe.heads import HeadLayout, Part, Scope
 
 Frozen = Scope | Sequence[Part] | int
 
@@ -70,8 +71,16 @@ def _first_blocks(model: nn.Module, number: int) -> list[nn.Parameter]:
     return [parameter for _, parameter in named[inside[0] : inside[-1] + 1]]
 
 
+def _layout(model: nn.Module) -> HeadLayout:
+    """That of the gates, if heads have some: of many families a new one needs a trial run."""
+    gates = find_gates(model)
+    if gates is not None and "head" in gates.layout.kinds:
+        return gates.layout
+    return layout_of(model, {"head"})
+
+
 def _attention(model: nn.Module) -> Iterator[nn.Parameter]:
-    for site in layout_of(model, {"head"}).sites:
+    for site in _layout(model).of("head").sites:
         seam = family_of(model).seam(model, site)
         yield from {
             *seam.attention.parameters(),
@@ -81,7 +90,7 @@ def _attention(model: nn.Module) -> Iterator[nn.Parameter]:
 
 def _mlp(model: nn.Module) -> Iterator[nn.Parameter]:
     attention = {*_attention(model)}
-    for block in family_of(model).blocks(model):
+    for block in _layout(model).blocks:
         for module in model.get_submodule(block.name).modules():
             parameters = {*module.parameters(recurse=False)}
             if any(parameter.ndim > 1 for parameter in parameters):
@@ -95,7 +104,7 @@ def _embedding(model: nn.Module) -> Iterator[nn.Parameter]:
     except UserError:
         return
     yield from stem.parameters()
-    held = {stem, *(model.get_submodule(block.name) for block in family.blocks(model))}
+    held = {stem, *(model.get_submodule(block.name) for block in _layout(model).blocks)}
     for module in model.modules():
         if held & ({*module.modules()} - {module}):
             yield from {*module.parameters(recurse=False)} - {*stem.parameters()}
