@@ -71,6 +71,11 @@ def main(arguments: list[str] | None = None) -> int:
             raise UserError(
                 f"look: --out: {page} is a folder, or in none. Give a file, e.g. look.html."
             )
+        if page.suffix not in (".html", ".htm"):
+            raise UserError(
+                f"look: --out: expected a name that ends in .html, which browsers show as a page, "
+                f"got {page}. Give e.g. {page}.html."
+            )
         from mhprobe.pages.looking.page import look  # torch takes seconds, --help none
 
         warnings.filterwarnings("ignore", category=UserWarning, module="timm|torch")

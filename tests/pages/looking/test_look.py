@@ -167,6 +167,12 @@ def test_a_mistake_is_one_line_exit_2_and_nothing_is_written(words, tmp_path, ca
     assert capsys.readouterr().err.count("\n") == 1 and list(tmp_path.iterdir()) == []
 
 
+def test_a_page_has_a_name_that_browsers_show_as_one(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert command.main(["a", "b", "--out", "look"]) == 2
+    assert "ends in .html" in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_without_photographs_is_refused_before_weights_are_downloaded(tmp_path):
     with pytest.raises(UserError, match="has no photographs that can be read"):
         look("vit_large_patch16_224", tmp_path)
