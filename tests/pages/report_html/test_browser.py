@@ -149,6 +149,23 @@ def test_a_click_opens_a_head_with_all_that_is_known_of_it(visit, address):
     assert not page.inner_text("#head").startswith("Block 0, head 2")
 
 
+@pytest.mark.parametrize("width", [1400, 1100])
+def test_the_last_column_of_an_open_head_is_not_cut(visit, address, width):
+    page = visit(address, width=width)
+    page.click('[data-id="2"]')
+    page.add_style_tag(content="#head { padding-right: 33px; }")  # a scroll bar that takes room
+    fits = """() => {
+        const texts = ["gate importance", "0.021 (0.016 to 0.052)", "22 of 24", "random 2.83"];
+        const cells = document.querySelectorAll("#head tbody tr:first-child > *");
+        cells.forEach((cell, at) => cell.replaceChildren(texts[at]));
+        cells[3].append(document.createElement("br"), "even attention 2.83");
+        const table = document.querySelector("#head .scroll");
+        return [table.scrollWidth, table.clientWidth];
+    }"""
+    needed, there = page.evaluate(fits)
+    assert needed <= there
+
+
 def test_random_is_explained_where_it_stands(visit, address, tmp_path):
     page = visit(address)
     page.click('[data-id="2"]')
