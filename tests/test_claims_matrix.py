@@ -130,7 +130,7 @@ def test_networks_that_have_not_learned_have_a_table_of_their_own(tool):
     }
     judged = {**JUDGED, "other.untrained": near, "other.before": {}}
     head, _, *lines = tool.as_built(judged)
-    assert head == "| claim | other, untrained | other, before |"
+    assert head == "| claim | matters from | other, untrained | other, before |"
     (line,) = lines  # none of them decides the other claim
     assert "[some heads are positional]" in line and line.endswith("| 0 |  |")
     assert "untrained" not in tool.matrix(judged)[0]

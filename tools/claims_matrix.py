@@ -277,15 +277,14 @@ def as_built(judged: Mapping[str, Mapping[str, Row]]) -> list[str]:
     """Return the lines of the table of claims that a network decides which was not trained for the data."""
     networks = {name: rows for name, rows in judged.items() if _as_built(name)}
     columns = grouped(networks)
-    lines = [
-        f"| {' | '.join(['claim', *columns])} |",
-        f"|{'|'.join(['---'] * (len(columns) + 1))}|",
-    ]
+    head = " | ".join(["claim", "matters from", *columns])
+    rule = "|".join(["---"] * (len(columns) + 2))
+    lines = [f"| {head} |", f"|{rule}|"]
     for claim in claims_of(networks):
         verdicts = words(claim, networks)
         if {*verdicts.values()} & {*DECIDED}:
             signs = [cell([verdicts[name] for name in of]) for of in columns.values()]
-            lines.append(f"| {' | '.join([says(claim), *signs])} |")
+            lines.append(f"| {' | '.join([says(claim), matters(claim), *signs])} |")
     return lines
 
 
