@@ -135,7 +135,7 @@ def test_a_training_without_a_validation(tmp_path, override):
     assert trainer.global_step == 0
 
 
-@pytest.mark.parametrize("devices", [0, -3, [], [0, 0], "many", "1.5", [-1]])
+@pytest.mark.parametrize("devices", [0, -3, [], [0, 0], "many", "1.5", [-1], [[]], [None]])
 def test_devices_that_there_cannot_be(devices):
     with pytest.raises(UserError, match=r"trainer\.devices"):
         launch._processes(

@@ -127,23 +127,17 @@ def _processes(trainer: "TrainerSettings") -> int:
     ):
         raise UserError(
             f"trainer.strategy: expected auto or ddp, got {trainer.strategy}. Every process holds "
-            "the whole network: "
-            "heads are recorded and masked in whole layers, on images of its own. For one that "
-            "does not fit: a "
-            f"smaller data.eval_batch_size."
+            "the whole network: heads are recorded and masked in whole layers, on images of its "
+            "own. For one that does not fit: a smaller data.eval_batch_size."
         )
     devices = trainer.devices
     wrong = UserError(
         "trainer.devices: expected a number from 1 on, a list of different device numbers, or "
-        "auto, got "
-        f"{quoted(devices)}."
+        f"auto, got {quoted(devices)}."
     )
     if isinstance(devices, list):
-        if (
-            not devices
-            or len(set(devices)) < len(devices)
-            or not all(type(n) is int and n >= 0 for n in devices)
-        ):
+        numbers = all(type(number) is int and number >= 0 for number in devices)
+        if not devices or not numbers or len(set(devices)) < len(devices):
             raise wrong
         return len(devices)
     if devices in ("auto", -1, "-1"):
