@@ -27,6 +27,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
+import forks
 import mhprobe
 import runs
 from mhprobe.backbones import build
@@ -99,7 +100,8 @@ class Bounded:
         self.begun, self.held = time.process_time(), resource.getrusage(resource.RUSAGE_SELF)
 
     def __exit__(self, kind, error, trace) -> bool:
-        assert time.process_time() - self.begun < SECONDS
+        # two processes of one core take longer by its own clock, too
+        assert time.process_time() - self.begun < forks.patient(SECONDS)
         held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - self.held.ru_maxrss
         assert 1024 * held < BYTES
         if isinstance(error, UserError):
