@@ -163,7 +163,7 @@ def encoder(seed: int = 0, norm_first: bool = True) -> nn.Module:
 
 def huggingface(name: str, seed: int = 0, **settings) -> nn.Module:
     """A tiny model of a class of transformers, with random weights."""
-    import transformers
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
     torch.manual_seed(seed)
     kind = getattr(transformers, name)
@@ -181,7 +181,7 @@ def huggingface(name: str, seed: int = 0, **settings) -> nn.Module:
 
 def huggingface_swin(seed: int = 0, **settings) -> nn.Module:
     """Ragged, shifted, and padded: grids of 9 and 5 in windows of 4."""
-    import transformers
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
     torch.manual_seed(seed)
     sizes = dict(

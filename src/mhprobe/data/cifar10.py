@@ -137,10 +137,12 @@ class _ArraysOnly(pickle.Unpickler):
     """A pickle can run code; CIFAR's hold lists, strings and numpy arrays, and nothing else is built from them."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")} or (
-            name == "_reconstruct" and module in {"numpy.core.multiarray", "numpy._core.multiarray"}
-        ):
-            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+        if (module, name) in {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}:
+            return super().find_class(module, name)
+        if name == "_reconstruct" and module in {"numpy.core.multiarray", "numpy._core.multiarray"}:
+            # numpy 2 has renamed its core, and either reads what the other wrote
+            core = "numpy._core" if hasattr(np, "_core") else "numpy.core"
+            return super().find_class(f"{core}.multiarray", name)
         raise pickle.UnpicklingError(f"it refers to {module}.{name}")
 
 

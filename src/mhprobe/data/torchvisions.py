@@ -82,8 +82,10 @@ class Downloaded(ABC):
             for s, ps in parts.items()
         }
         size = (self.stored_size, self.stored_size)
-        names, objects = tuple(parts["train"][0].classes), self.objects
-        return Contents(names, labels, size, pictures, objects, some=pictures)
+        # torchvision before 0.22 does not name flowers
+        numbers = map(str, range(int(labels["train"].max()) + 1))
+        names = tuple(getattr(parts["train"][0], "classes", numbers))
+        return Contents(names, labels, size, pictures, self.objects, some=pictures)
 
     @abstractmethod
     def decoded(self, item: Any) -> tuple[np.ndarray, ...]:

@@ -11,6 +11,7 @@ Shapes: A heads of all sites, H heads of one site, D head width, B images, C cla
 
 import copy
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import torch
@@ -157,9 +158,7 @@ def largest_difference(
     infinite.
     """
     difference, size = 0.0, 0.0
-    backends: Any = torch.backends
-    products = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul)
-    with torch.inference_mode(), meanwhile(products, fp32_precision="ieee"):
+    with torch.inference_mode(), _whole_float32():
         for batch in images:
             left = one(batch)
             right = other(batch)
@@ -169,6 +168,15 @@ def largest_difference(
             difference = max(difference, (left - right).abs().max().item())
             size = max(size, left.abs().max().item())
     return difference, size
+
+
+def _whole_float32() -> AbstractContextManager[None]:
+    """Multiply float32 without TF32 inside a with block. torch before 2.9 has other switches for it."""
+    backends: Any = torch.backends
+    if not hasattr(backends.cudnn, "conv"):
+        return meanwhile((backends.cuda.matmul, backends.cudnn), allow_tf32=False)
+    products = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul)
+    return meanwhile(products, fp32_precision="ieee")
 
 
 def _fold_constants(model: nn.Module, layout: HeadLayout, mask: Tensor, fill: Fill) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -21,6 +22,7 @@ from mhprobe.backbones import family_of, layout_of
 from mhprobe.backbones.parts.narrow import NoHeads
 from mhprobe.backbones.swin import Windowed
 from mhprobe.gates import find_gates
+from mhprobe.surgery import removal
 from mhprobe.surgery.costs import costs, count_flops, count_parameters
 from mhprobe.surgery.removal import largest_difference
 from mhprobe.surgery.repair import repair
@@ -554,6 +556,8 @@ def test_a_bias_that_was_dropped_is_not_repaired(name, per):
 
 def test_masked_and_pruned_are_compared_in_whole_float32():
     """TF32 has 10 bits: the 1e-5 of the check would be missed by products that are right."""
+    if not hasattr(torch.backends.cudnn, "conv"):
+        pytest.skip("this torch has older switches, which the next test looks at")
 
     class Asking(torch.nn.Module):
         said: list[tuple[str, str]] = []  # noqa: RUF012
@@ -578,6 +582,18 @@ def test_masked_and_pruned_are_compared_in_whole_float32():
     finally:
         torch.set_float32_matmul_precision(before)
     assert set(Asking.said) == {("ieee", "ieee")} and len(Asking.said) == 2
+
+
+def test_an_older_torch_is_asked_by_its_own_switches(monkeypatch):
+    """Before 2.9 there is no ``cudnn.conv``; the switches are those that torch documents for TF32."""
+    backends = SimpleNamespace(
+        cudnn=SimpleNamespace(allow_tf32=True),
+        cuda=SimpleNamespace(matmul=SimpleNamespace(allow_tf32=True)),
+    )
+    monkeypatch.setattr(torch, "backends", backends)
+    with removal._whole_float32():
+        assert not backends.cudnn.allow_tf32 and not backends.cuda.matmul.allow_tf32
+    assert backends.cudnn.allow_tf32 and backends.cuda.matmul.allow_tf32
 
 
 @pytest.mark.parametrize("of", [tiny_vit, tiny_swin, tiny_swinv2])

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from scipy.integrate import trapezoid
 from torch import Tensor
 
 from mhprobe.masking.base import LABELS, ROUNDING, Evaluate, Path, Scored
@@ -327,7 +328,7 @@ def mean_accuracy(points: Points, until: float) -> float:
     heads = points.heads.numpy()
     accuracy = points.accuracy.numpy()
     x = np.append(heads[heads < until], until)
-    return float(np.trapezoid(np.interp(x, heads, accuracy), x)) / until
+    return float(trapezoid(np.interp(x, heads, accuracy), x)) / until
 
 
 def _shown(curve: Curve) -> float | None:
