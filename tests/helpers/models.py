@@ -77,7 +77,8 @@ def _note_grids(model: nn.Module) -> None:
 def needs_timm(version: str, what: str) -> None:
     """Skip a test, by name, whose network this timm cannot make. what: follows "timm cannot make"."""
     if Version(timm.__version__) < Version(version):
-        pytest.skip(f"timm {timm.__version__} cannot make {what}; {version} can")
+        reason = f"timm {timm.__version__} cannot make {what}; {version} can"
+        pytest.skip(reason, allow_module_level=True)
 
 
 def tiny_eva(seed: int = 0, name: str = "vit_small_patch16_dinov3", **kwargs) -> nn.Module:

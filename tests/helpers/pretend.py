@@ -21,15 +21,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from lightning.pytorch.accelerators import Accelerator, AcceleratorRegistry
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.connectors.accelerator_connector import _AcceleratorConnector
 from torch import Tensor
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils import backend_registration
 
 import forks
+
+if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
+    reason = f"torch {torch.__version__} has no devices that are written in Python"
+    pytest.skip(reason, allow_module_level=True)
 
 NAME = "pretend"
 CPU = torch.device("cpu")
@@ -279,7 +284,7 @@ def start() -> torch.device:
 
     Lightning knows it as an accelerator of that name.
     """
-    _setup_privateuseone_for_python_backend(NAME, _Module())
+    backend_registration._setup_privateuseone_for_python_backend(NAME, _Module())
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(run, "PrivateUse1")
     everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")

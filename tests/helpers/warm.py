@@ -12,9 +12,12 @@ import os
 import pickle
 import pkgutil
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+from packaging.version import Version
 
 import mhprobe
 import runs
@@ -30,6 +33,9 @@ LIBRARIES = (
 )
 
 
+AVERAGING = "mhprobe.framework.training.averaging"  # of lightning from 2.6 on
+
+
 def up() -> None:
     """Import everything, compose what most tests choose, draw a figure.
 
@@ -41,7 +47,8 @@ def up() -> None:
     quick_configurations()
     quick_imports()
     for name in modules():
-        importlib.import_module(name)
+        if name != AVERAGING or Version(version("lightning")) >= Version("2.6"):
+            importlib.import_module(name)
     _compose()
     _draw()
     code._distributions()  # a sixth of a second, in every fork that names what decoded its images

@@ -253,8 +253,7 @@ def _texts(item: Any, names: Sequence[str], labels: Sequence[Any]) -> str:
 
 def _sizes_of(item: Any) -> str:
     """A sentence on images in a list that are of several sizes; "" for others."""
-    parts = [*item.values()] if isinstance(item, Mapping) else [*item]
-    for part in parts if isinstance(item, Mapping | tuple | list) else ():
+    for part in _parts_of(item):
         if not isinstance(part, tuple | list) or len(part) < 2:
             continue
         shapes = [tuple(one.shape) for one in part if isinstance(one, Tensor | np.ndarray)]
@@ -268,10 +267,8 @@ def _sizes_of(item: Any) -> str:
 
 
 def _unknown(item: Any) -> str:
-    parts: list[Any] = []
-    if isinstance(item, Mapping | tuple | list):
-        parts = list(item.values()) if isinstance(item, Mapping) else list(item)
-    single = any(isinstance(part, Tensor | np.ndarray) and len(part.shape) == 3 for part in parts)
+    arrays = [part for part in _parts_of(item) if isinstance(part, Tensor | np.ndarray)]
+    single = any(len(part.shape) == 3 for part in arrays)
     hint = (
         " One image at a time? Put the data set into a DataLoader, or batch it." if single else ""
     )
@@ -281,6 +278,13 @@ def _unknown(item: Any) -> str:
         f"{_sizes_of(item) or hint} "
         f"Say where they are: batch=lambda item: (item[...], item[...])."
     )
+
+
+def _parts_of(item: Any) -> list[Any]:
+    """Return the values of a dict, and what is in a tuple or a list; nothing of anything else."""
+    if isinstance(item, Mapping):
+        return [*item.values()]
+    return [*item] if isinstance(item, tuple | list) else []
 
 
 def _got(item: Any) -> str:

@@ -83,6 +83,13 @@ def test_labels_that_are_texts_are_called_that(texts):
         assert how in str(e.value)
 
 
+@pytest.mark.parametrize("item", [np.int64(3), 3, None, "a text"], ids=str)
+def test_an_item_that_holds_nothing_is_one_line(item):
+    """Of numpy's numbers, which a loader that is an array gives, once a TypeError came."""
+    with pytest.raises(UserError, match="expected batches"):
+        images_and_labels(item)
+
+
 def test_images_of_several_sizes_are_called_that():
     images = [torch.zeros(3, 8, 8), torch.zeros(3, 9, 8)]
     with pytest.raises(UserError, match=r"several sizes, e\.g\. \(3, 8, 8\) and \(3, 9, 8\)"):

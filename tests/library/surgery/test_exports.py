@@ -6,6 +6,7 @@ import io
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 import mhprobe
 import mhprobe.prune
@@ -49,6 +50,24 @@ def test_exports_give_the_same_logits_for_any_batch(kind):
         torch.testing.assert_close(
             logits(program, images), logits(pruned, images), rtol=1e-5, atol=1e-6
         )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_before_torch_2_7_the_older_exporter_writes_batches_of_any_size(monkeypatch):
+    """The newer one of that torch fails beside onnxscript 0.5, and the older one of today stands for its own."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = TWINS["vit"]()
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.6.0+cu124"))
+    newer = []
+    export = torch.onnx.export
+    monkeypatch.setattr(
+        torch.onnx, "export", lambda *a, **k: (newer.append(k["dynamo"]), export(*a, **k))[1]
+    )
+    session = onnxruntime.InferenceSession(onnx_bytes(model, images_for(model, 2)))
+    images = images_for(model, 5, seed=9)
+    (found,) = session.run(["logits"], {"images": images.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), logits(model, images), rtol=1e-4, atol=1e-5)
+    assert newer == [False]
 
 
 @pytest.mark.slow
