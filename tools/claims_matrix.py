@@ -266,37 +266,44 @@ def matrix(judged: Mapping[str, Mapping[str, Row]]) -> list[str]:
         told = sum(word in DECIDED for word in verdicts.values())
         signs = [cell([verdicts[name] for name in of]) for of in columns.values()]
         more = [cell([together[claim]]), not_learned(claim, judged)]
-        line = " | ".join([says(claim), matters(claim), *signs, *more])
-        rows.append((-holds, -told, claim, f"| {line} |"))
-    head = " | ".join(["claim", "matters from", *columns, "all heads", "not learned"])
-    rule = "|".join(["---"] * (len(columns) + 4))
-    return [f"| {head} |", f"|{rule}|", *(line for *_, line in sorted(rows))]
+        line = table_line([says(claim), matters(claim), *signs, *more])
+        rows.append((-holds, -told, claim, line))
+    head = table_head(["claim", "matters from", *columns, "all heads", "not learned"])
+    return [*head, *(line for *_, line in sorted(rows))]
 
 
 def as_built(judged: Mapping[str, Mapping[str, Row]]) -> list[str]:
     """Return the lines of the table of claims that a network decides which was not trained for the data."""
     networks = {name: rows for name, rows in judged.items() if _as_built(name)}
     columns = grouped(networks)
-    head = " | ".join(["claim", "matters from", *columns])
-    rule = "|".join(["---"] * (len(columns) + 2))
-    lines = [f"| {head} |", f"|{rule}|"]
+    lines = table_head(["claim", "matters from", *columns])
     for claim in claims_of(networks):
         verdicts = words(claim, networks)
         if {*verdicts.values()} & {*DECIDED}:
             signs = [cell([verdicts[name] for name in of]) for of in columns.values()]
-            lines.append(f"| {' | '.join([says(claim), matters(claim), *signs])} |")
+            lines.append(table_line([says(claim), matters(claim), *signs]))
     return lines
 
 
 def undecided(judged: Mapping[str, Mapping[str, Row]]) -> list[str]:
     """Return the lines of the table of claims that no network decides, with what would decide them."""
     told = decided(judged, over_all_heads(judged))
-    lines = ["| claim | matters from | what would decide it |", "|---|---|---|"]
+    lines = table_head(["claim", "matters from", "what would decide it"])
     for claim in sorted(all_claims()):
         if claim not in told:
             about = [rows[claim] for rows in trained_ones(judged).values() if claim in rows]
-            lines.append(f"| {says(claim)} | {matters(claim)} | {needed(about)} |")
+            lines.append(table_line([says(claim), matters(claim), needed(about)]))
     return lines
+
+
+def table_head(names: Sequence[str]) -> list[str]:
+    """Return the two lines that begin a table of Markdown."""
+    return [table_line(names), f"|{'|'.join(['---'] * len(names))}|"]
+
+
+def table_line(cells: Sequence[str]) -> str:
+    """Return a row of a table of Markdown."""
+    return f"| {' | '.join(cells)} |"
 
 
 def over_all_heads(judged: Mapping[str, Mapping[str, Row]]) -> dict[str, str]:

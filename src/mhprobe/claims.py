@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 def needs(cfg: "Config", key: str) -> "list[Need]":
-    """Return what an option of ``evidence`` and of ``data`` needs: one of the claims that are asked has to read it.
+    """Return what an option of ``evidence`` or ``data`` needs: one of the claims that are asked has to read it.
 
-    Nothing for other options, and where all claims are asked.
+    Other options need nothing, and none does where all claims are asked.
     """
     section, _, option = key.partition(".")
     if cfg.claims is None:
         return []
     if section == "data":
-        return _of_validation(cfg, key)
+        return [_of_validation(cfg)]
     if section != "evidence":
         return []
     from mhprobe.framework.run.needed import Need
@@ -39,9 +39,9 @@ def needs(cfg: "Config", key: str) -> "list[Need]":
     return [Need((key,), lambda _: not users or bool(asked & {*users}), why, ("claims",))]
 
 
-def _of_validation(cfg: "Config", key: str) -> "list[Need]":
-    """Return the need of an option that decides which images are for validation: a claim has to look at some."""
-    from mhprobe.framework.run.needed import SPLITTING, TEST_ALONE, Need, select_first
+def _of_validation(cfg: "Config") -> "Need":
+    """Return the need of options that decide which images are for validation: a claim has to look at some."""
+    from mhprobe.framework.run.needed import OF_VALIDATION, TEST_ALONE, Need, select_first
     from mhprobe.lab.claims.parts.claim import claims_named
 
     assert cfg.evidence is not None
@@ -50,8 +50,7 @@ def _of_validation(cfg: "Config", key: str) -> "list[Need]":
     places = any(claim.asks.images and not claim.asks.maps for claim in asked)
     looks = places or any(claim.asks.choice for claim in asked)
     looks = looks or select_first({name: cfg.evidence.measure[name] for name in measures})
-    options = tuple(f"data.{name}" for name in SPLITTING)
-    return [Need(options, lambda _: looks, TEST_ALONE, ("claims",))]
+    return Need(OF_VALIDATION, lambda _: looks, TEST_ALONE, ("claims",))
 
 
 def read_by(claim: "Claim") -> list[str]:

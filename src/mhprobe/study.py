@@ -14,21 +14,20 @@ if TYPE_CHECKING:
 def needs(cfg: "Config", key: str) -> "list[Need]":
     """Return the need of an option of the validation images: a figure has to look at some.
 
-    Curves do, and what panels look at they decide.
+    Figures with curves look at them, and so may figures with panels, which are taken to do so.
     """
-    from mhprobe.framework.run.needed import SPLITTING, TEST_ALONE, Need, select_first
+    from mhprobe.framework.run.needed import OF_VALIDATION, TEST_ALONE, Need, select_first
     from mhprobe.framework.run.sections import options_of_group
     from mhprobe.lab.papers import paper
 
-    options = tuple(f"data.{name}" for name in SPLITTING)
-    if key not in options or cfg.paper is None:
+    if key not in OF_VALIDATION or cfg.paper is None:
         return []
     wanted = paper.figures_named(cfg.paper, cfg.figures, options_of_group("paper"))
     figures = [cfg.paper.figures[name] for name in wanted]
     measures = {name: cfg.paper.measure[name] for figure in figures for name in figure.measure}
     looks = any(of.curves or of.panel for of in figures if not of.elsewhere)
     looks = looks or select_first(measures)
-    return [Need(options, lambda _: looks, TEST_ALONE, ("paper", "figures"))]
+    return [Need(OF_VALIDATION, lambda _: looks, TEST_ALONE, ("paper", "figures"))]
 
 
 def run(cfg: "Config", folder: Path) -> None:

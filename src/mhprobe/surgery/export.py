@@ -72,8 +72,7 @@ def _onnx(model: nn.Module, images: Tensor) -> bytes:
     shapes = ({0: torch.export.Dim.DYNAMIC},)
     program = torch.onnx.export(model, (images,), dynamo=True, dynamic_shapes=shapes, **names)
     assert program is not None
-    data_of_program: bytes = program.model_proto.SerializeToString()
-    return data_of_program
+    return bytes(program.model_proto.SerializeToString())
 
 
 def onnx_sessions(model: nn.Module, images: Tensor) -> dict[str, Any]:

@@ -216,6 +216,7 @@ def tunes(cfg: Config) -> bool:
 SEVERAL = ("index", "layer", "stage")  # units of several heads
 SLOPES = {"grad", "attn_grad", "row_slopes"}  # needs of measures, of which target is what
 SPLITTING = ("val_fraction", "seed", "calibration_fraction")  # options of the validation images
+OF_VALIDATION = tuple(f"data.{name}" for name in SPLITTING)
 TEST_ALONE = "which images test does not depend on it, and no others are looked at; leave it out"
 
 
@@ -301,7 +302,7 @@ NEEDS = (  # the first that is not met answers
         ("data",),
     ),
     Need(
-        tuple(f"data.{name}" for name in SPLITTING),
+        OF_VALIDATION,
         lambda cfg: bool(splits_beside_test(cfg)),
         TEST_ALONE,
         ("measure", "prune", "question"),

@@ -269,8 +269,8 @@ def compared(a: Opened, b: Opened, read: Pictures, task: Task) -> Diff:
         found = measured(ours, theirs, pairs, batches, plan.null, b.dtype, other, done)
     limit = task.limits.get("block", task.limits.get("all"))
     verdict = judged(found, limit)
-    answers = ends_of(found, classes)
-    ends = outputs(answers, found.labels)
+    ends = ends_of(found, classes)
+    compared_answers = outputs(ends, found.labels)
     worst = [] if verdict.first is None else [verdict.first]
     parts = {number: explained(ours, theirs, pairs, batches, number, classes) for number in worst}
     reference = REFERENCE[found.null] if other is None else f"{other.name} differs from the first"
@@ -280,7 +280,7 @@ def compared(a: Opened, b: Opened, read: Pictures, task: Task) -> Diff:
         pairs,
         found,
         verdict,
-        ends,
+        compared_answers,
         parts,
         reference,
         limit,
@@ -294,14 +294,14 @@ def compared(a: Opened, b: Opened, read: Pictures, task: Task) -> Diff:
         heads=head_table(about, values),
         blocks=block_table(ours.layout, about),
         neurons=neuron_table(pairs, found),
-        metrics=numbers(found, verdict, ends),
+        metrics=numbers(found, verdict, compared_answers),
         outside=outside(about, task.limits),
         notes=list(dict.fromkeys(plan.notes)),
         images=len(read.pixels),
         readings=[(of.side.name, of.readings) for of in (a, b) if of.readings],
         course=over.table(about.layout) if over else None,
         measures={name: kind.called for name, kind in plan.folds.kinds.items()},
-        photographs=photograph_table(read.names, answers, read.labels),
+        photographs=photograph_table(read.names, ends, read.labels),
     )
     shown = functools.partial(page, about, result, ours, theirs, read, batches)
     return result._replace(page=shown)
@@ -325,16 +325,16 @@ def ends_alone(a: Opened, b: Onnx, read: Pictures, task: Task) -> Diff:
             done(len(batch.ours))
     before, after = (torch.cat(side) for side in zip(*answers, strict=True))
     ends = Ends(before, after, relative(after[:, None], before[:, None]), classes)
-    found = outputs(ends, read.labels)
+    compared_answers = outputs(ends, read.labels)
     held = {"accuracy": limits.get("all"), **limits}
     empty = Table([], [])
     result = Diff(
-        sentences=[end(found, len(before)), b.notes[-1]],
+        sentences=[end(compared_answers, len(before)), b.notes[-1]],
         heads=empty,
         blocks=empty,
         neurons=empty,
-        metrics={"diff/images": len(before), **numbers_of_ends(found)},
-        outside=outside_ends(found, held),
+        metrics={"diff/images": len(before), **numbers_of_ends(compared_answers)},
+        outside=outside_ends(compared_answers, held),
         notes=[*ours.notes, *a.notes, *read.notes],
         images=len(before),
         readings=[(ours.name, a.readings)] if a.readings else [],
