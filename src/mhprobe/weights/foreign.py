@@ -199,32 +199,38 @@ def _fitting(
     shapes = {key: tuple(value.shape) for key, value in model.state_dict().items()}
     network = find_network(content, shapes, path, where, prefix)
     begun = _beginnings(leave_out)
-    named = {
-        key: value
-        for key, value in network.state.items()
-        if (begun and key.startswith(begun))
-        or (begun and f"{network.prefix}.{key}".startswith(begun))
-    }
-    for begin in begun:
-        if not any(key.startswith(begin) for key in (*network.state, *network.beside)):
-            raise UserError(
-                f"{option(where, 'leave_out')}: no tensor of {path} begins with {quoted(begin)}. "
-                f"It has {some(list(network.state), 12)}."
-            )
+    named = {key: of for key, of in network.state.items() if _begins(network, key, begun)}
+    _refuse_absent(network, begun, path, where)
     state = {key: value for key, value in network.state.items() if key not in named}
     state, changes, renamed = translated(_plain(state, path, where), model)
-    beside = {
-        key: value for key, value in network.beside.items() if not (begun and key.startswith(begun))
-    }
-    layer = _classifier_name(model)
+    beside = {key: of for key, of in network.beside.items() if not key.startswith(begun)}
+    layer = str(_classifier_name(model))
     weight = model.state_dict().get(f"{layer}.weight")
-    state, name, told = with_classifier(state, beside, str(layer), weight)
+    state, name, told = with_classifier(state, beside, layer, weight)
     changes = [*changes, *told]
     used = [f"{name}.{part}" for part in ("weight", "bias") if name]
     left = {**named, **{key: of for key, of in network.beside.items() if key not in used}}
     if left:
         changes = [*changes, f"left out: {grouped(left)}"]
     return network, state, changes, renamed
+
+
+def _begins(network: NetworkInFile, key: str, begun: tuple[str, ...]) -> bool:
+    """True if a name of the network's begins so, as it is or with some of the prefix before it, as in the file."""
+    parts = network.prefix.split(".")
+    longer = [".".join((*parts[at:], key)) for at in range(len(parts))]
+    return any(name.startswith(begun) for name in (key, *longer))
+
+
+def _refuse_absent(network: NetworkInFile, begun: tuple[str, ...], path: Path, where: str) -> None:
+    """UserError for a beginning that no tensor has."""
+    for begin in begun:
+        of_network = any(_begins(network, key, (begin,)) for key in network.state)
+        if not of_network and not any(key.startswith(begin) for key in network.beside):
+            raise UserError(
+                f"{option(where, 'leave_out')}: no tensor of {path} begins with {quoted(begin)}. "
+                f"It has {some(list(network.state), 12)}."
+            )
 
 
 def _plain(state: State, path: Path, where: str) -> State:

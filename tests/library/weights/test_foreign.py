@@ -343,7 +343,10 @@ def test_the_rest_of_a_file_is_left_out_on_demand_and_named(beside, prefix, tmp_
     torch.save({"model": prefixed(state | beside, prefix)}, path)
     with pytest.raises(mhprobe.UserError, match=r"whole in it; leave_out=True leaves the rest"):
         loaded(path)
-    for leave_out in (True, [key[:4] for key in beside], next(iter(beside))[:4]):
+    in_the_file = [f"{prefix}{key}" for key in beside]
+    from_the_top = [f"model.{key}" for key in in_the_file]
+    begun = [key[:4] for key in beside]
+    for leave_out in (True, begun, begun[0], in_the_file, from_the_top):
         caplog.clear()
         assert same(loaded(path, leave_out=leave_out), tiny_vit(seed=7))
         for key, value in beside.items():
