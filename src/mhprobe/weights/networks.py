@@ -7,7 +7,6 @@ names; these parts are removed wherever they stand.
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,6 +45,22 @@ class NetworkInFile(NamedTuple):
     notes: list[str]  # sentences on the choice
 
 
+class Candidate(NamedTuple):
+    """A place in a file whose tensors have a model's names.
+
+    holder: keys that lead to the mapping. inner: prefix of names in it. fits: number of the model's
+    tensors behind it; one that has the model's shape, too, counts twice.
+    """
+
+    holder: str
+    inner: str
+    fits: int
+
+    @property
+    def name(self) -> str:
+        return _full(self.holder, self.inner)
+
+
 def find_network(
     content: Any, shapes: Mapping[str, Sequence[int]], path: Path, where: str, prefix: str | None
 ) -> NetworkInFile:
@@ -60,24 +75,33 @@ def find_network(
     found = _candidates(unwrapped, shapes)
     if prefix is not None:
         found = _named(found, unwrapped, prefix, path, where)
-    best = max((fits for _, _, fits in found), default=0)
-    found = [one for one in found if 4 * one[2] >= 3 * best]
+    best = max((one.fits for one in found), default=0)
+    found = [one for one in found if 4 * one.fits >= 3 * best]
     if not found:  # no such network: timm may know its names
-        found = [(max(states, key=lambda holder: len(states[holder])), "", 0)]
-    (holder, inner), note = _chosen(found, unwrapped, path, where)
-    state = _behind(unwrapped[holder], inner)
-    others = [f"{name}." for place, name, _ in found if place == holder and name != inner]
-    beside = {
-        key: value
-        for key, value in unwrapped[holder].items()
-        if inner and not key.startswith((f"{inner}.", *others))
-    }
-    lost = [part for part in WRAPPERS if any(part in key.split(".") for key in states[holder])]
-    lost = [part for part in lost if not any(part in key.split(".") for key in unwrapped[holder])]
-    notes = note if prefix is None else []
-    if lost:
+        found = [Candidate(max(states, key=lambda holder: len(states[holder])), "", 0)]
+    chosen, notes = _chosen(found, unwrapped, path, where)
+    state = unwrapped[chosen.holder]
+    if prefix is not None:
+        notes = []
+    if lost := _parts_lost(states[chosen.holder], state):
         notes = [*notes, f"its names lose {', '.join(lost)}"]
-    return NetworkInFile(_full(holder, inner), state, beside, notes)
+    beside = _beside(chosen, found, state)
+    return NetworkInFile(chosen.name, _behind(state, chosen.inner), beside, notes)
+
+
+def _beside(chosen: Candidate, found: Sequence[Candidate], state: State) -> State:
+    """The tensors of the chosen network's mapping that are part of no network."""
+    if not chosen.inner:
+        return {}
+    networks = tuple(f"{one.inner}." for one in found if one.holder == chosen.holder)
+    return {key: value for key, value in state.items() if not key.startswith(networks)}
+
+
+def _parts_lost(before: State, after: State) -> list[str]:
+    """The parts of WRAPPERS that stood in names before, and stand there no more."""
+    had = {part for key in before for part in key.split(".")}
+    kept = {part for key in after for part in key.split(".")}
+    return [part for part in WRAPPERS if part in had - kept]
 
 
 def grouped(tensors: Mapping[str, Any]) -> str:
@@ -151,99 +175,113 @@ def _unwrapped(state: State, shapes: Mapping[str, Any]) -> State:
     return renamed if len(renamed) == len(state) else state
 
 
-def _candidates(
-    states: Mapping[str, State], shapes: Mapping[str, Any]
-) -> list[tuple[str, str, int]]:
-    """(place of the mapping, prefix in it, number of the model's tensors behind it), most first.
+def _candidates(states: Mapping[str, State], shapes: Mapping[str, Any]) -> list[Candidate]:
+    """The places that have half of a model's names, most first.
 
-    A tensor counts twice if its shape is the model's, too. A network has half of the names.
+    Of equals the holders' order decides, which has averages first, then the shortest prefix.
     """
-    found, tops = [], {key.split(".")[0] for key in shapes}
-    for holder, state in states.items():
-        behind: Counter[str] = Counter()
-        names: dict[str, list[str]] = {}
-        for key, value in state.items():
-            parts = key.split(".")
-            for i in range(len(parts)):
-                name = ".".join(parts[i:])
-                if name in shapes:
-                    prefix = ".".join(parts[:i])
-                    same = tuple(value.shape) == tuple(shapes[name])
-                    behind[prefix] += 1 + same
-                    names.setdefault(prefix, []).append(name)
-        found += [
-            (holder, prefix, fits)
-            for prefix, fits in behind.items()
-            # blocks alone, as those of a stage, are no network
-            if 2 * len(names[prefix]) >= len(shapes)
-            and 2 * len({name.split(".")[0] for name in names[prefix]}) >= len(tops)
-        ]
-    # of equals the holders' order, which has averages first, then the shortest
+    found = [
+        Candidate(holder, prefix, _fits(state, names, prefix, shapes))
+        for holder, state in states.items()
+        for prefix, names in _names_behind(state, shapes).items()
+        if _is_network(names, shapes)
+    ]
     rank = {holder: number for number, holder in enumerate(HOLDERS)}
-    return sorted(
-        found, key=lambda one: (-one[2], rank.get(one[0], len(rank)), len(one[1]), one[1])
-    )
+
+    def order(one: Candidate) -> tuple[int, int, int, str]:
+        return -one.fits, rank.get(one.holder, len(rank)), len(one.inner), one.inner
+
+    return sorted(found, key=order)
+
+
+def _names_behind(state: State, shapes: Mapping[str, Any]) -> dict[str, list[str]]:
+    """By prefix the model's names that stand behind it."""
+    names: dict[str, list[str]] = {}
+    for key in state:
+        parts = key.split(".")
+        for start in range(len(parts)):
+            name = ".".join(parts[start:])
+            if name in shapes:
+                names.setdefault(".".join(parts[:start]), []).append(name)
+    return names
+
+
+def _fits(state: State, names: Sequence[str], prefix: str, shapes: Mapping[str, Any]) -> int:
+    """Return the number of names, those that have the model's shape twice."""
+    same = [tuple(state[_full(prefix, name)].shape) == tuple(shapes[name]) for name in names]
+    return len(names) + sum(same)
+
+
+def _is_network(names: Sequence[str], shapes: Mapping[str, Any]) -> bool:
+    """True for half of a model's names; blocks alone, as those of a stage, are no network."""
+    its_tops = {name.split(".")[0] for name in names}
+    tops = {name.split(".")[0] for name in shapes}
+    return 2 * len(names) >= len(shapes) and 2 * len(its_tops) >= len(tops)
 
 
 def _named(
-    found: list[tuple[str, str, int]],
-    states: Mapping[str, State],
-    prefix: str,
-    path: Path,
-    where: str,
-) -> list[tuple[str, str, int]]:
+    found: list[Candidate], states: Mapping[str, State], prefix: str, path: Path, where: str
+) -> list[Candidate]:
     """The candidates behind the user's prefix: the whole of it, or from the mapping's key on."""
-    asked = ".".join(part for part in prefix.strip(".").split(".") if part not in WRAPPERS)
-    for name in dict.fromkeys((prefix.strip("."), asked)):
-        names = [{_full(one[0], one[1]), one[1], one[0]} for one in found]
-        exact = [one for one, known in zip(found, names, strict=True) if name in known]
-        within = [
-            one
-            for one, known in zip(found, names, strict=True)
-            if any(other.startswith(f"{name}.") for other in known)
-        ]
-        if exact or within:
-            return exact or within
+    whole = prefix.strip(".")
+    asked = ".".join(part for part in whole.split(".") if part not in WRAPPERS)
+    for name in dict.fromkeys((whole, asked)):
+        if there := _of_name(found, name):
+            return there
     # tensors that the model does not call so, but timm may translate
     for holder, state in states.items():
-        for inner in (asked, prefix.strip(".")):
+        for inner in (asked, whole):
             if _behind(state, inner):
-                return [(holder, inner, 0)]
-    there = dict.fromkeys(
+                return [Candidate(holder, inner, 0)]
+    tops = dict.fromkeys(
         _full(holder, key.split(".")[0]) for holder, state in states.items() for key in state
     )
     raise UserError(
         f"{option(where, 'prefix')}: nothing in {path} is behind {quoted(prefix)}. It has "
-        f"{some([*there], 12)}."
+        f"{some([*tops], 12)}."
     )
 
 
+def _of_name(found: Sequence[Candidate], name: str) -> list[Candidate]:
+    """The candidates with this name; without one, those that lie within it."""
+    exact = [one for one in found if name in (one.name, one.inner, one.holder)]
+    within = [
+        one
+        for one in found
+        if any(place.startswith(f"{name}.") for place in (one.name, one.inner, one.holder))
+    ]
+    return exact or within
+
+
 def _chosen(
-    found: list[tuple[str, str, int]], states: Mapping[str, State], path: Path, where: str
-) -> tuple[tuple[str, str], list[str]]:
+    found: Sequence[Candidate], states: Mapping[str, State], path: Path, where: str
+) -> tuple[Candidate, list[str]]:
     """The network among candidates that all look like the model, with a sentence if there are several."""
-    names = [_full(holder, inner) for holder, inner, _ in found]
-    first = found[0][:2]
-    parts = [_behind(states[holder], inner) for holder, inner, _ in found]
-    if len(found) == 1 or all(_equal(parts[0], part) for part in parts[1:]):
-        return first, []
-    give = option(where, "prefix")
-    several = f"of the networks {', '.join(name or repr('') for name in names)} in it"
-    averaged = _averaged(names, parts, [states[holder] for holder, _, _ in found])
+    parts = [_behind(states[one.holder], one.inner) for one in found]
+    if all(_equal(parts[0], part) for part in parts[1:]):
+        return found[0], []
+    averaged = _averaged([one.name for one in found], parts, [states[one.holder] for one in found])
     one_average = all(_equal(parts[averaged[0]], parts[at]) for at in averaged[1:])
     if averaged and one_average:
-        at = averaged[0]
-        taken = f"{several} {names[at]} is taken (averaged weights)"
-    elif one_average and all(_alike(parts[0], part) for part in parts[1:]):
-        at, taken = 0, f"{several} {names[0] or repr('')} is taken (a guess: they are alike)"
-    else:
-        raise UserError(
-            f"{where}: {path} holds several networks that fit: {', '.join(map(quoted, names))}. "
-            f"Say which one: {give}={names[0] or repr('')}."
-        )
-    others = [f"{give}={name or repr('')}" for number, name in enumerate(names) if number != at]
+        return found[averaged[0]], [_taken(found, averaged[0], "averaged weights", where)]
+    if one_average and all(_alike(parts[0], part) for part in parts[1:]):
+        return found[0], [_taken(found, 0, "a guess: they are alike", where)]
+    names = [one.name for one in found]
+    raise UserError(
+        f"{where}: {path} holds several networks that fit: {', '.join(map(quoted, names))}. "
+        f"Say which one: {option(where, 'prefix')}={names[0] or repr('')}."
+    )
+
+
+def _taken(found: Sequence[Candidate], at: int, why: str, where: str) -> str:
+    """A sentence: which of several networks is taken, why, and how to have another."""
+    names = [one.name or repr("") for one in found]
+    others = [f"{option(where, 'prefix')}={name}" for name in names[:at] + names[at + 1 :]]
     which = "the other" if len(others) == 1 else "another"
-    return found[at][:2], [f"{taken}; {' or '.join(others)} takes {which}"]
+    return (
+        f"of the networks {', '.join(names)} in it {names[at]} is taken ({why}); "
+        f"{' or '.join(others)} takes {which}"
+    )
 
 
 def _averaged(

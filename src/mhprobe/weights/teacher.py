@@ -125,8 +125,19 @@ class Recalled(Teacher):
         a pipe, a device, more bytes than such answers have, and answers of another shape or type or
         that are not finite.
         """
-        if not self.shipped.exists():
+        shipped = self._shipped_answers(data) if self.shipped.exists() else None
+        if shipped is None:
             return None
+        logits, digests = shipped
+        asked_N = _digests(data)
+        in_order = digests.argsort()
+        place_N = torch.searchsorted(digests[in_order], asked_N).clamp(max=max(0, len(digests) - 1))
+        if not len(digests) or not torch.equal(digests[in_order][place_N], asked_N):
+            return None
+        return logits[in_order[place_N]].float()
+
+    def _shipped_answers(self, data: ImageData) -> tuple[Tensor, Tensor] | None:
+        """(n, C) answers of the file, and the digests (n,) of their images; None for those of another teacher."""
         classes, named = self.logits.shape[1], "teacher: its answers"
         images = max(data.limited(train=None).sizes["train"], data.sizes["train"])
         most = LEAST + 8 * (classes + 1) * images
@@ -135,25 +146,12 @@ class Recalled(Teacher):
         if of.get("teacher") != self.file or digests is None:
             return None
         logits, expected = tensors.get("logits"), (digests.numel(), classes)
-        got = (
-            "none"
-            if logits is None
-            else f"{tuple(logits.shape)} of {str(logits.dtype).removeprefix('torch.')}"
+        if logits is not None and _answers_fit(logits, digests, expected):
+            return logits, digests
+        raise UserError(
+            f"{named}: {self.shipped}: expected finite logits {expected} of floating point, one row "
+            f"per digest of an image, got {_told(logits)}. Delete the file; the teacher is asked again."
         )
-        fits = logits is not None and logits.is_floating_point() and logits.shape == expected
-        fits = fits and digests.dtype == torch.int64 and digests.dim() == 1
-        if logits is None or not fits or not bool(logits.isfinite().all()):
-            raise UserError(
-                f"{named}: {self.shipped}: expected finite logits {expected} of floating "
-                f"point, one row per digest of an image, got {got}{', NaN or infinite' if fits else ''}. "
-                "Delete the file; the teacher is asked again."
-            )
-        asked_N = _digests(data)
-        in_order = digests.argsort()
-        place_N = torch.searchsorted(digests[in_order], asked_N).clamp(max=max(0, len(digests) - 1))
-        if not len(digests) or not torch.equal(digests[in_order][place_N], asked_N):
-            return None
-        return logits[in_order[place_N]].float()
 
     @torch.no_grad()
     def _ask(
@@ -216,3 +214,19 @@ def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor
     """
     log_q = (student / temperature).log_softmax(dim=1)
     return temperature**2 * functional.kl_div(log_q, teacher, reduction="batchmean")
+
+
+def _answers_fit(logits: Tensor, digests: Tensor, expected: tuple[int, int]) -> bool:
+    """True for finite answers of the expected shape, and one digest for each."""
+    of_images = digests.dtype == torch.int64 and digests.dim() == 1
+    numbers = logits.is_floating_point() and logits.shape == expected
+    return of_images and numbers and bool(logits.isfinite().all())
+
+
+def _told(logits: Tensor | None) -> str:
+    """The answers of a file in words, for an error."""
+    if logits is None:
+        return "none"
+    broken = logits.is_floating_point() and not bool(logits.isfinite().all())
+    form = f"{tuple(logits.shape)} of {str(logits.dtype).removeprefix('torch.')}"
+    return f"{form}, NaN or infinite" if broken else form
