@@ -180,18 +180,7 @@ def scan(
     """List the images in ``folders`` of ``archive``; they become, or without ``resize`` must be, of ``size``."""
     where = f"root: {archive.path}"
     readings = [] if readings is None else readings
-    for has, lacks in (("train", "test"), ("test", "train")):
-        if missing := sorted(folders[has].keys() - folders[lacks].keys()):
-            raise UserError(
-                f"{where}: {len(missing)} of the classes in {has}/ have no images in {lacks}/: "
-                f"{', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}. Both need the same "
-                "classes."
-            )
-    names = tuple(sorted(folders["train"]))
-    if len(names) < 2:
-        raise UserError(
-            f"{where} has one class, {names[0]}; telling classes apart needs at least two."
-        )
+    names = _names_of_classes(folders, where)
     # sorted, so that a folder and an archive of the same files are the same data set
     files = {split: [sorted(folders[split][name]) for name in names] for split in SPLITS}
     labels = {
@@ -208,17 +197,39 @@ def scan(
         only = [file for file, place in places.items() if is_wanted(wanted, *place)]
         yield from images(only=only)
 
-    channels = 3
-    arrays = [file for file in places if file.lower().endswith(ARRAYS)]
-    if arrays:
-        if len(arrays) < len(places):
-            raise UserError(
-                f"{where}: {len(arrays)} of {len(places)} images are arrays, e.g. {arrays[0]}; "
-                "expected pictures alone, or arrays alone."
-            )
-        channels = next(channels_in(data, file) for file, data in archive.read(arrays[:1]))
-    about: dict[str, Any] = {"readings": readings, "channels": channels, "some": some}
+    about: dict[str, Any] = {"readings": readings, "some": some}
+    about["channels"] = _channels(archive, places, where)
     return Contents(tuple(map(readable, names)), labels, size, images, **about)
+
+
+def _names_of_classes(folders: Folders, where: str) -> tuple[str, ...]:
+    """Names of the classes, in order. UserError for one class, and for one that a split has not."""
+    for has, lacks in (("train", "test"), ("test", "train")):
+        if missing := sorted(folders[has].keys() - folders[lacks].keys()):
+            raise UserError(
+                f"{where}: {len(missing)} of the classes in {has}/ have no images in {lacks}/: "
+                f"{', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}. Both need the same "
+                "classes."
+            )
+    names = tuple(sorted(folders["train"]))
+    if len(names) < 2:
+        raise UserError(
+            f"{where} has one class, {names[0]}; telling classes apart needs at least two."
+        )
+    return names
+
+
+def _channels(archive: Archive, files: Collection[str], where: str) -> int:
+    """Channels of the images: 3 of pictures, of arrays those of the first. UserError for both beside each other."""
+    arrays = [file for file in files if file.lower().endswith(ARRAYS)]
+    if not arrays:
+        return 3
+    if len(arrays) < len(files):
+        raise UserError(
+            f"{where}: {len(arrays)} of {len(files)} images are arrays, e.g. {arrays[0]}; "
+            "expected pictures alone, or arrays alone."
+        )
+    return next(channels_in(data, file) for file, data in archive.read(arrays[:1]))
 
 
 def class_folders(archive: Archive) -> Folders:
@@ -261,21 +272,31 @@ def _class_folders(archive: Archive, test_fraction: float | None, readings: Note
                 "already; leave it out."
             )
         return _drawn(archive, names, test_fraction, readings)
-    if {"val", "test"} <= folders:
+    if instead:
+        readings.append(Reading("test images", "those of val/", "there is no test/ with classes"))
+    elif "val" in folders:
         instead_of = "images for validation are drawn from train/"
         log.warning("%s: its val/ is left out; %s.", archive.path, instead_of)
         readings.append(Reading("val/", "left out", instead_of))
-    elif instead:
-        readings.append(Reading("test images", "those of val/", "there is no test/ with classes"))
     images, others, roots = _by_split(archive, names, splits)
+    _refuse_several(archive, roots)
+    inside = tuple(f"{root}/{split}/".lstrip("/") for root in roots for split in splits)
+    _refuse_astray(archive, [file for file in others if file.startswith(inside)])
+    _refuse_empty(archive, images, names)
+    return images
+
+
+def _refuse_several(archive: Archive, roots: Collection[str]) -> None:
+    """Raise UserError if splits lie in more than one folder."""
     if len(roots) > 1:
         raise UserError(
             f"root: {archive.path} holds {len(roots)} data sets, in "
-            f"{', '.join(sorted(roots)[:3])}. "
-            f"Choose one of these folders."
+            f"{', '.join(sorted(roots)[:3])}. Choose one of these folders."
         )
-    inside = tuple(f"{root}/{split}/".lstrip("/") for root in roots for split in splits)
-    _refuse_astray(archive, [file for file in others if file.startswith(inside)])
+
+
+def _refuse_empty(archive: Archive, images: Folders, names: Sequence[str]) -> None:
+    """Raise UserError for a split without images. names: all files, which may be those of another form."""
     for split in SPLITS:
         if not images[split]:
             usual = f"Expected {ImageFolder.expected} ({', '.join(SUFFIXES)})."
@@ -283,7 +304,6 @@ def _class_folders(archive: Archive, test_fraction: float | None, readings: Note
                 f"root: {archive.path} has no images under {split}/<class>/. "
                 f"{other_form(names, hidden) or usual}"
             )
-    return images
 
 
 def _refuse_astray(archive: Archive, files: Sequence[str]) -> None:
@@ -379,14 +399,18 @@ def decode_all(
     finally:
         pool.shutdown(cancel_futures=True)
     if faults and left_out is None:
-        first, *others = sorted(faults)
-        named = ", ".join([*others[:4], *(["..."] if len(others) > 4 else [])])
-        more = (
-            f" {len(others)} more of {len(wanted)} images cannot be read either: {named}"
-            if others
-            else ""
-        )
-        raise UserError(f"{faults[first]}{more}")
+        raise _all_faults(faults, len(wanted))
+
+
+def _all_faults(faults: Mapping[str, UserError], images: int) -> UserError:
+    """The error of the first file that cannot be read, with the number of the others."""
+    first, *others = sorted(faults)
+    if not others:
+        return faults[first]
+    named = ", ".join([*others[:4], *(["..."] if len(others) > 4 else [])])
+    return UserError(
+        f"{faults[first]} {len(others)} more of {images} images cannot be read either: {named}"
+    )
 
 
 def _chunk(stream: Iterator[tuple[str, bytes]]) -> list[tuple[str, bytes]]:

@@ -310,29 +310,34 @@ def numbers_of(layout: HeadLayout, needs: Collection[Need], area: float = 1) -> 
 
     area: as a share of the layout's.
     """
-    sites, kinds = (
-        layout.of("head").sites,
-        {need if isinstance(need, str) else type(need) for need in needs},
-    )
-    kinds |= (
-        {"attn"} if "attn_grad" in kinds else set()
-    )  # attention weights stand beside their slopes
-    kinds |= {"rows"} if "row_slopes" in kinds else set()
+    sites = layout.of("head").sites
     if not all(site.attention_size for site in sites):
         return 0
-    pairs = [(site, site.prefix_tokens + area * math.prod(site.token_grid)) for site in sites]
-    weights = sum(
-        site.attention_size * area if site.windows else site.num_heads * of**2 for site, of in pairs
+    tokens = {site: site.prefix_tokens + area * math.prod(site.token_grid) for site in sites}
+    rows = sum(site.channels * tokens[site] for site in sites)
+    matrices = sum(
+        site.attention_size * area if site.windows else site.num_heads * tokens[site] ** 2
+        for site in sites
     )
-    rows = sum(site.channels * of for site, of in pairs)
+    pairs = sum(min(site.attention_size * area**2, site.pairs_size * area) for site in sites)
+    total = rows
+    for kind in _held(needs):
+        of_attention, of_rows = COPIES[kind]
+        attention = pairs if kind in ("rows", "row_slopes") else matrices
+        total += attention * of_attention + rows * of_rows
+    return total
+
+
+def _held(needs: Collection[Need]) -> list[str | type]:
+    """Kinds of needs, of COPIES, that a record with these holds."""
+    kinds = {need if isinstance(need, str) else type(need) for need in needs}
+    if "attn_grad" in kinds:  # attention weights stand beside their slopes
+        kinds.add("attn")
+    if "row_slopes" in kinds:
+        kinds.add("rows")
     if "attn" in kinds:  # rows are read from the matrices
         kinds -= {"rows", "row_slopes"}
-    held = sum(min(site.attention_size * area**2, site.pairs_size * area) for site in sites)
-    return rows + sum(
-        (held if kind in ("rows", "row_slopes") else weights) * of[0] + rows * of[1]
-        for kind, of in COPIES.items()
-        if kind in kinds
-    )
+    return [kind for kind in COPIES if kind in kinds]
 
 
 def _check_memory(layout: HeadLayout, needs: Collection[Need], images: Tensor) -> None:

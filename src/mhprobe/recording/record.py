@@ -29,6 +29,7 @@ from mhprobe.heads import (
     Need,
     Patching,
     Relevance,
+    Relevances,
     Shown,
 )
 from mhprobe.recording.checks import (
@@ -155,11 +156,13 @@ def _recorded(
         check_rows(layout, rows or [Shown(attn) for attn in taps.attn], count, valid)
     z = _per_head(layout, taps.heads, count)
     clean = PatchedPass(images, taps.heads, logits.detach())
-    relevant = {
-        need: relevances(model, images, labels, need)
-        for need in needs
-        if isinstance(need, Relevance)
-    }
+    patchings = [need for need in needs if isinstance(need, Patching)]
+    weights = norms = direct = None
+    if "weights" in named:
+        weights = gated_weights(taps.backbone, gates_of(model))
+        norms = tuple(taps.family.norm_behind(taps.backbone, site) for site in layout.sites)
+    if "direct" in named:
+        direct = direct_logits(model, z, taps.stream or (), logits.detach())
     return HeadBatch(
         z=z,
         grad=_per_head(layout, grad, count) if grad else None,
@@ -167,31 +170,34 @@ def _recorded(
         attn_grad=_per_window(attn_grad, count),
         rows=rows,
         stream=taps.stream,
-        weights=gated_weights(taps.backbone, gates_of(model)) if "weights" in named else None,
-        norms=tuple(
-            taps.family.norm_behind(taps.backbone, site)
-            for site in layout.sites
-            if "weights" in named
-        ),
-        direct=direct_logits(model, z, taps.stream or (), logits.detach())
-        if "direct" in named
-        else None,
+        weights=weights,
+        norms=norms or (),
+        direct=direct,
         ablated=_ablated(model, layout, images, needs, {"zero": None, **fills}),
-        patched={
-            need: patched(model, clean, labels, objects, need)
-            for need in needs
-            if isinstance(need, Patching)
-        },
-        relevance={
-            need: part._replace(heads=_per_head(layout, part.heads, count))
-            for need, part in relevant.items()
-        },
+        patched={need: patched(model, clean, labels, objects, need) for need in patchings},
+        relevance=_relevance(model, images, labels, needs, layout),
         logits=logits.detach(),
         labels=labels,
         valid=torch.ones(count, dtype=torch.bool, device=logits.device) if valid is None else valid,
         images=images,
         objects=objects,
     )
+
+
+def _relevance(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor | None,
+    needs: Collection[Need],
+    layout: HeadLayout,
+) -> dict[Relevance, Relevances]:
+    """Relevance by each rule that is asked, of heads as (B, T, H, D)."""
+    found = {}
+    for need in needs:
+        if isinstance(need, Relevance):
+            part = relevances(model, images, labels, need)
+            found[need] = part._replace(heads=_per_head(layout, part.heads, len(images)))
+    return found
 
 
 def _checked(

@@ -154,22 +154,32 @@ class RunLogger(WandbLogger):
         ]
         if wandb.run is not None and rows:
             self._log_table("results", ["result", *FIELDS], rows)
-        page = self.folder / "report.html"
-        if wandb.run is not None and page.is_file():  # to look at in the run, and to download
-            self._send(
-                lambda: self.experiment.log(
-                    {"report": wandb.Html(page.read_text("utf-8"), inject=False)}
-                )
-            )
-            self._send(self._share, "report", [page], "report", None)
-        for stem in (
-            ("model", "pruned") if wandb.run is not None and self.model_aliases is not None else ()
-        ):
-            files = [self.folder / f"{stem}{suffix}" for suffix in (".safetensors", ".json")]
-            if all(file.is_file() for file in files):
-                self._send(self._share, "model", files, stem, list(self.model_aliases or ()))
+        if wandb.run is not None:
+            self._send_page(self.folder / "report.html")
+            self._share_models()
         if not self._send(self.experiment.finish):
             _let_go()
+
+    def _send_page(self, page: Path) -> None:
+        """Send the report, to be looked at in the run, and to be downloaded."""
+        if not page.is_file():
+            return
+
+        def show() -> None:
+            html = wandb.Html(page.read_text("utf-8"), inject=False)
+            self.experiment.log({"report": html})
+
+        self._send(show)
+        self._send(self._share, "report", [page], "report", None)
+
+    def _share_models(self) -> None:
+        """Send the weights as artifacts, if the settings ask for them."""
+        if self.model_aliases is None:
+            return
+        for stem in ("model", "pruned"):
+            files = [self.folder / f"{stem}{suffix}" for suffix in (".safetensors", ".json")]
+            if all(file.is_file() for file in files):
+                self._send(self._share, "model", files, stem, list(self.model_aliases))
 
     def _share(
         self, kind: str, files: Sequence[Path], name: str, aliases: list[str] | None

@@ -32,12 +32,10 @@ class Answers(L.Callback):
     def __init__(
         self, wanted: Sequence[Question], material: Material, report: Report, estimate: bool = False
     ) -> None:
-        self.questions, self.material, self.report, self.estimate = (
-            list(wanted),
-            material,
-            report,
-            estimate,
-        )
+        self.questions = list(wanted)
+        self.material = material
+        self.report = report
+        self.estimate = estimate
         self.refused: dict[str, UserError] = {}
 
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -48,15 +46,7 @@ class Answers(L.Callback):
 
         UserError if nothing can be recorded. A collective.
         """
-        done, pending = ranks.from_rank_zero(self.read), []
-        for question in self.questions:
-            if (
-                question.made_from
-                and done.get(question.name, {}).get("made_from") == question.made_from
-            ):
-                self._say(f"{question.name}: there already")
-            else:
-                pending.append(question)
+        pending = self._pending()
         steps = plan.planned_steps(pending, self.material.measures)
         shown = {name for question in pending if question.control for name in question.measures}
         passes = [step.measures for step in steps]
@@ -70,6 +60,18 @@ class Answers(L.Callback):
             self._ask(question)
             if self.material.measurements.broken is not None:
                 raise self.material.measurements.broken
+
+    def _pending(self) -> list[Question]:
+        """The questions that no earlier run into this folder has answered from the same."""
+        done = ranks.from_rank_zero(self.read)
+        pending = []
+        for question in self.questions:
+            made_from = done.get(question.name, {}).get("made_from")
+            if question.made_from and made_from == question.made_from:
+                self._say(f"{question.name}: there already")
+            else:
+                pending.append(question)
+        return pending
 
     def _ask(self, question: Question) -> None:
         material = replace(self.material, names=question.measures, curve_names=question.curves)
