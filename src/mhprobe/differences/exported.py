@@ -207,14 +207,18 @@ class Onnx:
         blocks = [by_block[number] for number in range(len(reference.streams))]
         self.widths = [stream.before.shape[-1] for stream in reference.streams]
         self._note_forms(blocks, values, session)
-        fused = sorted({place.fused for place in fits if place.fused})
-        if fused:
-            count = sum(bool(place.fused) for place in fits)
-            self.notes.append(
-                f"{self.name}: attention is one fused operator ({', '.join(fused)}) in {count} of "
-                f"{len(fits)} blocks and shows no weights; the heads' outputs and all else are compared."
-            )
+        self._note_fused(fits)
         return blocks, session
+
+    def _note_fused(self, places: Sequence[Place]) -> None:
+        """Say in how many blocks attention is one operator, whose weights nobody sees."""
+        fused = [place.fused for place in places if place.fused]
+        if fused:
+            operators = ", ".join(sorted(set(fused)))
+            self.notes.append(
+                f"{self.name}: attention is one fused operator ({operators}) in {len(fused)} of "
+                f"{len(places)} blocks and shows no weights; the heads' outputs and all else are compared."
+            )
 
     def _note_forms(self, blocks: Sequence[Place], values: Mapping[str, Any], session: Any) -> None:
         """Keep the form of each tensor of the residual stream; leave out MLPs where a block shows none."""

@@ -103,6 +103,15 @@ def check_batch(
     line = any(site.line for site in layout.sites)
     if not (line and isinstance(images, Tensor) and images.dim() in (2, 3)):
         _check_pictures(images)
+    _check_type(model, images)
+    if labels is not None:
+        _check_labels(labels, images)
+    if needs:
+        _check_memory(layout, needs, images)
+
+
+def _check_type(model: nn.Module, images: Tensor) -> None:
+    """Raise UserError for images on another device than the model, or of another type."""
     device, weights = next(model.parameters()).device, next(model.parameters()).dtype
     if images.device != device:
         raise UserError(
@@ -116,18 +125,16 @@ def check_batch(
             f"record: images are {ours}, the model is {theirs}; give images.to(torch.{theirs}), or "
             "use torch.autocast."
         )
-    right = (
-        isinstance(labels, Tensor)
-        and labels.shape == images.shape[:1]
-        and labels.dtype == torch.int64
-    )
-    if labels is not None and not right:
+
+
+def _check_labels(labels: Any, images: Tensor) -> None:
+    """Raise UserError unless labels are one int64 per image."""
+    one_each = isinstance(labels, Tensor) and labels.shape == images.shape[:1]
+    if not one_each or labels.dtype != torch.int64:
         raise UserError(
             f"record: labels: expected ({len(images)},) int64, one class per image, got "
             f"{_labels_called(labels, len(images))}."
         )
-    if needs:
-        _check_memory(layout, needs, images)
 
 
 def check_lengths(images: int, **per_image: Tensor | None) -> None:

@@ -122,30 +122,30 @@ def score_for(
         raise UserError(
             f"{where}: expected one of {', '.join(sorted(scores))}, got {quoted(choice)}."
         )
-    name = score.scored.name
+    given = f"{where}={score.scored.name}"
     if score.labelled and not labelled:
         raise UserError(
-            f"{where}={name}: needs labels, and the images have none; without labels there is "
-            f"{usual}."
+            f"{given}: needs labels, and the images have none; without labels there is {usual}."
         )
     if features and not score.of_features:
         able = ", ".join(sorted(name for name, kind in scores.items() if kind.of_features))
-        raise UserError(
-            f"{where}={name}: the model gives features, no logits; expected one of {able}."
-        )
+        raise UserError(f"{given}: the model gives features, no logits; expected one of {able}.")
+    _refuse_few(score, given, images, bank)
+    return score
+
+
+def _refuse_few(score: type[Score], given: str, images: int, bank: int) -> None:
+    """Raise UserError for fewer images, or training images, than a score needs. given: the option as typed."""
     if images < score.least:
         raise UserError(
-            f"{where}={name}: needs {score.least} images to choose masks on and to judge them on, "
-            f"got {images}. "
-            f"Give more images, keep more for validation, or take cosine or difference."
+            f"{given}: needs {score.least} images to choose masks on and to judge them on, got "
+            f"{images}. Give more images, keep more for validation, or take cosine or difference."
         )
     if bank < score.banked:
         raise UserError(
-            f"{where}={name}: compares with at least {score.banked} training images, got {bank}. "
-            "Give a command more "
-            f"of them, or take knn, which needs none."
+            f"{given}: compares with at least {score.banked} training images, got {bank}. Give a "
+            "command more of them, or take knn, which needs none."
         )
-    return score
 
 
 def looked(

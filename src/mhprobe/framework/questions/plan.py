@@ -80,28 +80,31 @@ def planned_steps(questions: Sequence[Question], measures: Mapping[str, Any]) ->
     }
     asked = dict.fromkeys(name for question in questions for name in question.measures)
     passes = _passes([name for name in asked if name in fit], fit)
-    number = {name: index for index, group in enumerate(passes) for name in group}
-    plain: list[Question] = []
-    curved: list[Question] = []
-    waiting: list[list[Question]] = [[] for _ in passes]
-    for question in questions:
-        if question.curves:
-            curved.append(question)
-        elif question.measures:
-            waiting[max(number.get(name, 0) for name in question.measures)].append(question)
-        else:
-            plain.append(question)
-    measuring = [
-        PlannedStep(tuple(group), tuple(of)) for group, of in zip(passes, waiting, strict=True)
-    ]
-    looking = 0 if passes[0] and masks_of(fit[passes[0][0]]) else 1
+    curved = tuple(question for question in questions if question.curves)
+    rest = [question for question in questions if not question.curves]
+    plain = tuple(question for question in rest if not question.measures)
+    measuring = _measuring(passes, [question for question in rest if question.measures])
+    masked_first = bool(passes[0]) and bool(masks_of(fit[passes[0][0]]))
+    looking = 0 if masked_first else 1
     planned = [
         *measuring[:looking],
-        PlannedStep((), tuple(plain)),
+        PlannedStep((), plain),
         *measuring[looking:],
-        PlannedStep((), tuple(curved)),
+        PlannedStep((), curved),
     ]
     return [step for step in planned if step.measures or step.questions]
+
+
+def _measuring(passes: Sequence[Sequence[str]], questions: Sequence[Question]) -> list[PlannedStep]:
+    """A step for each pass, with the questions whose last measure it finds."""
+    number = {name: index for index, group in enumerate(passes) for name in group}
+    answered: list[list[Question]] = [[] for _ in passes]
+    for question in questions:
+        last = max(number.get(name, 0) for name in question.measures)
+        answered[last].append(question)
+    return [
+        PlannedStep(tuple(group), tuple(of)) for group, of in zip(passes, answered, strict=True)
+    ]
 
 
 def _passes(names: Sequence[str], measures: Mapping[str, Any]) -> list[list[str]]:
