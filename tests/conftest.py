@@ -18,6 +18,7 @@ def pytest_configure() -> None:
     warm.quick_disk()
     warm.quick_configurations()  # some files compose what they are parametrised by
     warm.quick_imports()
+    warm.quick_exports()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
