@@ -231,14 +231,25 @@ def _in_words(hint: Any) -> str:
         return f"one of {', '.join(map(str, parts))}"
     if origin is Annotated:
         return f"{_in_words(parts[0])} of at least {parts[1]}"
-    if _is(origin, Collection) and not _is(origin, Mapping):
-        of = _PLURAL.get(parts[0] if parts else None)
+    if _is(origin, Mapping):
+        return "names with a value each"
+    if _is(origin, Collection):
+        of = _in_plural(parts[0] if parts else None)
         return f"a list of {of}" if of else "a list"
     if _is(hint, object) and hint.__module__.startswith("mhprobe."):
         return f"a {hint.__name__} (on the command line a part with a _target_)"
     if origin is Callable:
         return "a class or function"
     return _PLAIN.get(hint, ("something else", None))[0]
+
+
+def _in_plural(hint: Any) -> str:
+    """Several values of a type, in words; "" of a type that has none."""
+    origin, parts = typing.get_origin(hint), get_args(hint)
+    if _is(origin, Collection) and not _is(origin, Mapping):
+        of = _in_plural(parts[0] if parts else None)
+        return f"lists of {of}" if of else "lists"
+    return _PLURAL.get(hint, "")
 
 
 class HeadsMixed(UserError):

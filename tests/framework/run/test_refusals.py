@@ -413,6 +413,24 @@ def test_options_of_the_right_types_are_taken():
 
 
 @pytest.mark.parametrize(
+    ("hint", "words"),
+    [
+        (Sequence[int], "a list of whole numbers"),
+        (Sequence[Sequence[int]] | None, "a list of lists of whole numbers or null"),
+        (Sequence[object], "a list"),
+        (Mapping[str, float], "names with a value each"),
+    ],
+)
+def test_the_refusal_of_an_option_says_what_its_items_are(hint, words):
+    def make(a):
+        raise AssertionError
+
+    make.__annotations__["a"] = hint
+    with pytest.raises(UserError, match=rf"^here\.a: expected {words}, got 5\.$"):
+        refuse_misfits(make, {"a": 5}, "here")
+
+
+@pytest.mark.parametrize(
     ("command", "override", "words"),
     [
         ("studies.voita", "voita.heads=[]", r"voita\.heads: expected different numbers.*got \[\]"),
