@@ -79,7 +79,7 @@ def _put(
     told = [*_in_float32(state), *changes, *renamed]
     unsaid = "its names and shapes are the network's"
     note(model, Reading("weights", "; ".join(told) or unsaid, f"of {path.name}"))
-    _note_positions(model, state, path)
+    _note_positions(model, network.state, path)
     if told:
         level = logging.WARNING if len(told) > len(renamed) else logging.INFO
         log.log(level, "%s: %s: %s.", where, path, "; ".join(told))
@@ -175,21 +175,22 @@ class _Beside:
 
 
 def _note_positions(model: nn.Module, state: State, path: Path) -> None:
-    """Keep in ``model.readings`` the grid that embeddings of positions are read as, where their number has several."""
+    """Keep in ``model.readings`` the grid that embeddings of positions are read as, where their number has several.
+
+    state: of the file. If its embeddings have another shape they are resampled, which is told elsewhere.
+    """
     own = model.state_dict().get("pos_embed")
     grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
-    if (
-        own is None
-        or grid is None
-        or "pos_embed" not in state
-        or state["pos_embed"].shape != own.shape
-    ):
+    if own is None or grid is None:
+        return
+    if not any(value.shape == own.shape for value in state.values()):
         return
     patches = grid[0] * grid[1]
     if any(patches % rows == 0 for rows in range(2, patches) if rows != grid[0]):
         source = f"the network's, since {path.name} has only their number"
         read_as = f"read as a grid of {grid[0]} x {grid[1]}"
         note(model, Reading("positions", read_as, source, True, "img_size"))
+        log.info("%s: positions are %s (a guess: %s); img_size= says it.", path, read_as, source)
 
 
 def _fitting(

@@ -398,18 +398,23 @@ def test_biases_that_a_network_has_not_are_named_and_nothing_is_printed(tmp_path
 def test_the_grid_that_old_positions_are_read_as_is_named(tmp_path, caplog):
     path = tmp_path / "w.pth"
     torch.save(tiny_vit(seed=7, img_size=(8, 32)).state_dict(), path)  # of 2 x 8 patches
-    load_foreign(tiny_vit(img_size=(16, 32)), path, WHERE)
+    resampled = tiny_vit(img_size=(16, 32))
+    load_foreign(resampled, path, WHERE)
+    assert "positions" not in resampled.readings  # it has another number of them
     assert (
         "pos_embed (1, 17, 24) is resampled to (1, 33, 24), read as a grid of 4 x 4" in caplog.text
     )
+    caplog.set_level(logging.INFO, "mhprobe")
     same = tiny_vit()  # as many patches, 4 x 4: only their number is in the file
     load_foreign(same, path, WHERE)
     reading = same.readings["positions"]
     assert reading.guess and reading.taken == "read as a grid of 4 x 4"
+    assert "positions are read as a grid of 4 x 4 (a guess" in caplog.text
+    caplog.clear()
     few = tiny_vit(img_size=8)  # 2 x 2, which no other grid has
     torch.save(few.state_dict(), path)
     load_foreign(few, path, WHERE)
-    assert "positions" not in few.readings
+    assert "positions" not in few.readings and "positions" not in caplog.text
 
 
 def test_names_of_another_library_are_called_what_they_are(tmp_path):
