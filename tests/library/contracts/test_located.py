@@ -35,16 +35,24 @@ located = pytest.mark.parametrize(
 
 
 @functools.cache
+def pair(name: str) -> tuple[nn.Module, nn.Module]:
+    """A model, and a copy with gates on it, to be copied: its heads are found by a trial run."""
+    bare = LOCATED[name]()
+    gated = copy.deepcopy(bare)
+    mhprobe.attach(gated)
+    return bare, gated
+
+
+@functools.cache
 def loud(name: str) -> nn.Module:
     """Gated, and with weights so that each head matters; tests of one model come one after the other."""
-    model = LOCATED[name]()
+    model = copied(pair(name)[1])
     make_loud(model, 0.3)
     # many factors of 0.3 would leave nothing of the image; NextViT is wide enough to blow up
     # without them
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and name != "nextvit":
             nn.init.ones_(module.weight)
-    mhprobe.attach(model)
     return model
 
 
@@ -93,10 +101,8 @@ def no_bias(model, site) -> None:
 
 @located
 def test_gates_are_exact_and_own_their_heads(name):
-    bare = LOCATED[name]()
+    bare, gated = pair(name)
     images = images_for(bare, 2)
-    gated = copy.deepcopy(bare)
-    mhprobe.attach(gated)
     with torch.no_grad():
         assert torch.equal(run(bare, images), run(gated, images))
     assert list(bare.state_dict()) == list(gated.state_dict())
@@ -294,8 +300,7 @@ def with_slopes(name: str) -> nn.Module:
     """A copy of ``loud``, or NextViT as it is initialised: its loud logits are beyond 1e15, where no slope holds."""
     if name != "nextvit":
         return copied(loud(name))
-    mhprobe.attach(model := LOCATED[name]())
-    return model
+    return copied(pair(name)[1])
 
 
 @located
@@ -479,13 +484,17 @@ def test_a_grid_of_far_tokens_is_cut_as_maxvit_cuts_it():
     assert torch.equal(cut.flatten()[windows.rows()], torch.arange(24))
 
 
+@functools.cache
+def counted_in_colours(name: str):
+    return mhprobe.attach(timm.create_model(name, num_classes=5).eval()).layout.counted
+
+
 @pytest.mark.parametrize("channels", [1, 2, 4, 13])
 @pytest.mark.parametrize("name", ["xcit_nano_12_p16_224", "levit_128"])
 def test_networks_of_other_channel_counts_are_tried_with_their_own(name, channels):
     model = timm.create_model(name, in_chans=channels, num_classes=5).eval()
     gates = mhprobe.attach(model)
-    rgb = mhprobe.attach(timm.create_model(name, num_classes=5).eval())
-    assert gates.layout.counted == rgb.layout.counted and channels_of(model) == channels
+    assert gates.layout.counted == counted_in_colours(name) and channels_of(model) == channels
     images = torch.randn(1, channels, 224, 224)
     with torch.no_grad():
         whole = model(images)
