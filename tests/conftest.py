@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-import fakes
 import forks
-import runs
-import warm
+
+if TYPE_CHECKING:
+    import runs
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     forks.prepare()
     forks.collect_rarely()
+    if not _hands_out(config):
+        _be_quick()
+
+
+def _hands_out(config: pytest.Config) -> bool:
+    """Return True for the process that hands tests out to those of ``-n`` and runs none: it needs no torch."""
+    return bool(config.getoption("numprocesses", None)) and not hasattr(config, "workerinput")
+
+
+def _be_quick() -> None:
+    import warm
+
     warm.quick_disk()
     warm.quick_configurations()  # some files compose what they are parametrised by
     warm.quick_imports()
@@ -32,11 +45,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def quick() -> None:
+    import warm
+
     warm.quick_pictures()  # after the files of tests have imported what draws and saves them whole
 
 
 @pytest.fixture
 def whole_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    import warm
+
     for name, whole in warm.quick_pictures().items():
         monkeypatch.setattr(name, whole)
 
@@ -44,12 +61,16 @@ def whole_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that looks like CIFAR-10: 80 training and 30 test images."""
+    import fakes
+
     return fakes.image_folder(tmp_path_factory.mktemp("cifar"))
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> runs.Result:
     """A finished tiny training run; its folder holds ``model.safetensors``."""
+    import runs
+
     cwd = tmp_path_factory.mktemp("trained")
     result = runs.run("train", *runs.TINY, "masking=none", "measure=[]", cwd=cwd)
     assert result.code == 0, result.err
