@@ -9,7 +9,7 @@ Each takes style="paper": as wide as one column of a printed page or two, no tex
 300 dots per inch. ``figure.savefig("heads.pdf", bbox_inches="tight")`` keeps that width.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -124,14 +124,9 @@ def maps(
     three are shown, or their mean in grey, as the figure says. Raises UserError for what are no
     images or maps, maps of another number of images, and a patch outside the grid.
     """
-    for name, value in (("images", images), ("seen", seen)):
-        if not isinstance(value, Tensor) or value.dim() != 4:
-            got = tuple(value.shape) if isinstance(value, Tensor) else quoted(value)
-            form = (
-                "(B, channels, height, width)" if name == "images" else "(B, heads, rows, columns)"
-            )
-            raise UserError(f"plot.maps: {name}: expected {form}, got {got}.")
-    if seen.dim() != 4 or len(seen) != len(images):
+    _refuse_shape(images, "images", "(B, channels, height, width)")
+    _refuse_shape(seen, "seen", "(B, heads, rows, columns)")
+    if len(seen) != len(images):
         raise UserError(
             f"plot.maps: expected ({len(images)}, heads, rows, columns) maps, got "
             f"{tuple(seen.shape)}."
@@ -142,23 +137,31 @@ def maps(
         raise UserError(
             f"plot.maps: query: expected a patch of {tuple(seen.shape[2:])}, got {quoted(query)}."
         )
-    names = (
-        [f"map {number}" for number in range(seen.shape[1])]
-        if titles is None
-        else [str(title) for title in titles]
-    )
+    if titles is None:
+        titles = [f"map {number}" for number in range(seen.shape[1])]
     pixels, called = in_colours(images.detach().float().cpu())
     low, high = pixels.amin((1, 2, 3), keepdim=True), pixels.amax((1, 2, 3), keepdim=True)
     pictures = (pixels - low) / (high - low).clamp(min=torch.finfo(pixels.dtype).tiny)
-    names = [
-        name + " " * names[:at].count(name) for at, name in enumerate(names)
-    ]  # columns are told apart by name
     seen_by = seen.detach().float().cpu().unbind(1)
     columns = {
         name: Judged(of, label="attention", query=query)
-        for name, of in zip(names, seen_by, strict=True)
+        for name, of in zip(_told_apart(titles), seen_by, strict=True)
     }
     return _styled(draw_maps(pictures, [called] * len(images), columns), style)
+
+
+def _refuse_shape(value: Any, name: str, form: str) -> None:
+    """Raise UserError for what is no tensor of four dimensions. form: what they are."""
+    if not isinstance(value, Tensor):
+        raise UserError(f"plot.maps: {name}: expected {form}, got {quoted(value)}.")
+    if value.dim() != 4:
+        raise UserError(f"plot.maps: {name}: expected {form}, got {tuple(value.shape)}.")
+
+
+def _told_apart(titles: Iterable[Any]) -> list[str]:
+    """Return titles as names of columns: a repeated one gets a blank for each time that it stood before."""
+    names = [str(title) for title in titles]
+    return [name + " " * names[:at].count(name) for at, name in enumerate(names)]
 
 
 def _styled(figure: Figure, style: Style) -> Figure:

@@ -18,7 +18,7 @@ from torch import Tensor
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
 from mhprobe.io.head_tables import DIGEST
-from mhprobe.masking.parts.trace import Curve, Points, Totals
+from mhprobe.masking.parts.trace import Curve, Points, Totals, Trace
 from mhprobe.masking.redundant_or_inert import MaskedHead
 
 CURVE_COLUMNS = (
@@ -272,22 +272,7 @@ def curve_rows(curves: Sequence[Curve]) -> list[dict[str, Any]]:
     rows = []
     for curve in curves:
         for trace in curve.traces:
-            p_holm = trace.p_holm
-            for k, step in enumerate(trace.step):
-                masked = torch.nonzero(trace.mask[k]).flatten().tolist()
-                of_path = {
-                    "unit": trace.path.names[step - 1] if step else "",
-                    "masked": " ".join(map(str, masked)),
-                    "p": "" if trace.p is None else trace.p[k].item(),
-                    "p_holm": "" if p_holm is None else p_holm[k].item(),
-                    "spent": trace.path.spent[step - 1] if step and trace.path.spent else "",
-                    "exhaustive": trace.path.exhaustive[step - 1]
-                    if step and trace.path.exhaustive
-                    else "",
-                    "seed": "" if trace.path.seed is None else trace.path.seed,
-                    **({} if trace.promised is None else {"promised": int(step <= trace.promised)}),
-                }
-                rows.append({**_point(curve, trace.step, trace.points, k), **of_path})
+            rows += _rows_of_trace(curve, trace)
         if curve.averaged:
             points = curve.points
             rows += [
@@ -295,6 +280,33 @@ def curve_rows(curves: Sequence[Curve]) -> list[dict[str, Any]]:
                 for k in range(len(curve.step))
             ]
     return rows
+
+
+def _rows_of_trace(curve: Curve, trace: Trace) -> list[dict[str, Any]]:
+    """Return a row per point of one path of a curve, with what the path knows of its step."""
+    rows = []
+    path, p, p_holm = trace.path, trace.p, trace.p_holm
+    for k, step in enumerate(trace.step):
+        masked = torch.nonzero(trace.mask[k]).flatten().tolist()
+        row = {
+            **_point(curve, trace.step, trace.points, k),
+            "unit": _added_by(step, path.names),
+            "masked": " ".join(map(str, masked)),
+            "p": "" if p is None else p[k].item(),
+            "p_holm": "" if p_holm is None else p_holm[k].item(),
+            "spent": _added_by(step, path.spent),
+            "exhaustive": _added_by(step, path.exhaustive),
+            "seed": "" if path.seed is None else path.seed,
+        }
+        if trace.promised is not None:
+            row["promised"] = int(step <= trace.promised)
+        rows.append(row)
+    return rows
+
+
+def _added_by(step: int, per_step: Sequence[Any]) -> Any:
+    """Return the value of a step; "" for the unmasked model, and where no step has one."""
+    return per_step[step - 1] if step and per_step else ""
 
 
 def _point(curve: Curve, step: Sequence[int], points: Points, k: int) -> dict[str, Any]:

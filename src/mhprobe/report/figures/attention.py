@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mhprobe.heads import HeadLayout
 from mhprobe.report.figures import captioned, style
-from mhprobe.report.figures.style import COLOURS, NAMELESS, Figure, Names
+from mhprobe.report.figures.style import COLOURS, NAMELESS, Axes, Figure, Names
 
 _ENDS = (1, 2, 3, 5)  # powers of two at which colours may end: 32 times at most
 _INSIDE = 0.95  # of the cells: a few that lie farther out would leave the others white
@@ -159,37 +159,24 @@ def kind_ratios(
     layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS
 ) -> Figure:
     """log2 of attention over even attention: red above it, blue below; grey where a head has no such key."""
-    kinds = [name.removeprefix("uniform_") for name in columns if name.startswith("uniform_")]
-    kinds = [
-        kind for kind in kinds if not (columns[kind] / columns[f"uniform_{kind}"]).isnan().all()
-    ]
-    ratio = torch.stack(
-        [(columns[kind] / columns[f"uniform_{kind}"]).double().log2() for kind in kinds]
-    )
+    powers = _powers_of_even(columns)
+    ratio = torch.stack(list(powers.values()))
     ratio = ratio.masked_fill(ratio.isneginf(), -_ENDS[-1])
     finite = ratio[ratio.isfinite()].abs()
-    most = finite.quantile(_INSIDE).item() if len(finite) else 0.0
-    limit = next((end for end in _ENDS if most <= end), _ENDS[-1])
+    limit = _end_of_colours(finite)
     wide = min(7.5, max(2.5, 0.12 * layout.num_heads))
-    tall = 0.2 * len(kinds)
+    tall = 0.2 * len(powers)
     with style.panel((wide, tall), (0.95, 0.5, 1.25, 0.2)) as (figure, axes):
         look: Any = {"cmap": style.shades("RdBu_r"), "norm": None, "vmin": -limit, "vmax": limit}
         image = style.picture(axes, ratio, interpolation="none", **look)
         for edge in layout.offsets[1:-1]:
             axes.axvline(edge - 0.5, color="black", linewidth=0.6)
-        for row in range(1, len(kinds)):
+        for row in range(1, len(powers)):
             axes.axhline(row - 0.5, color="white", linewidth=0.6)
         axes.set_yticks(
-            range(len(kinds)), [KEYS.get(kind, kind.replace("_", " ")) for kind in kinds]
+            range(len(powers)), [KEYS.get(kind, kind.replace("_", " ")) for kind in powers]
         )
-        blocks = list(
-            zip(style.middles(layout), [str(site.block) for site in layout.sites], strict=True)
-        )
-        fewest = min(site.num_heads for site in layout.sites)
-        shown = [
-            blocks[site] for site in style.ticks(len(blocks), fewest * wide / layout.num_heads)
-        ]
-        axes.set_xticks(*zip(*shown, strict=True))
+        _number_blocks(axes, layout, wide)
         style.bare(axes)
         axes.set_xlabel("block (a column per head)")
         bar = style.colour_bar(figure, image, 0.95 + wide + 0.12, 0.5, tall)
@@ -200,6 +187,33 @@ def kind_ratios(
         grey = "\n(grey: no such key)" if ratio.isnan().any() else ""
         bar.set_label("attention as a multiple\nof even attention" + grey)
     return figure
+
+
+def _powers_of_even(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return log2 of attention over even attention, (A,), by kind of key; without kinds that no head has."""
+    powers = {}
+    for name, even in columns.items():
+        kind = name.removeprefix("uniform_")
+        if kind == name:
+            continue
+        ratio = columns[kind] / even
+        if not ratio.isnan().all():
+            powers[kind] = ratio.double().log2()
+    return powers
+
+
+def _end_of_colours(sizes: Tensor) -> int:
+    """Return the first power of two that holds nearly all ratios. sizes: absolute powers, finite."""
+    most = sizes.quantile(_INSIDE).item() if len(sizes) else 0.0
+    return next((end for end in _ENDS if most <= end), _ENDS[-1])
+
+
+def _number_blocks(axes: Axes, layout: HeadLayout, wide: float) -> None:
+    """Number blocks at the middle of their heads, as many as an axis of ``wide`` inches has room for."""
+    at = style.middles(layout)
+    fewest = min(site.num_heads for site in layout.sites)
+    shown = style.ticks(len(at), fewest * wide / layout.num_heads)
+    axes.set_xticks([at[site] for site in shown], [str(layout.sites[site].block) for site in shown])
 
 
 def _multiple(

@@ -147,18 +147,8 @@ def block_coefficients(
     """
     if pairs:
         return draw_pairs("block_coefficients", pairs, layout.site_names, columns)
-    stages: dict[str, list[int]] = {}
-    for number, site in enumerate(layout.sites):
-        stages.setdefault(f"stage {site.stage}" if layout.num_stages > 1 else "blocks", []).append(
-            number
-        )
-    last = {"last blocks of stages": [numbers[-1] for numbers in stages.values()]}
-    panels = {name: numbers for name, numbers in (stages | last).items() if len(numbers) > 1}
-    furthest = max((len(numbers) - 1 for numbers in panels.values()), default=1)
-    shades = [
-        style.shades("viridis_r")(0.3 + 0.7 * steps / max(1, furthest - 1))
-        for steps in range(furthest)
-    ]
+    panels = _panels_of_blocks(layout)
+    shades = _shades_of_distances(list(panels.values()))
     edges, least = (0.55, 0.5, 1.35, 0.35), 4.1
     with style.grid(len(panels), (1.7, 1.5), (0.25, 0), edges, least, len(panels) or 1) as (
         figure,
@@ -173,6 +163,25 @@ def block_coefficients(
         if panels:
             _legend_of_distances(axes, shades)
     return figure
+
+
+def _panels_of_blocks(layout: HeadLayout) -> dict[str, list[int]]:
+    """Return the layers of each panel, of two or more: those of a stage, and the last ones of all stages."""
+    stages: dict[str, list[int]] = {}
+    for number, site in enumerate(layout.sites):
+        name = f"stage {site.stage}" if layout.num_stages > 1 else "blocks"
+        stages.setdefault(name, []).append(number)
+    last = {"last blocks of stages": [numbers[-1] for numbers in stages.values()]}
+    return {name: numbers for name, numbers in (stages | last).items() if len(numbers) > 1}
+
+
+def _shades_of_distances(panels: Sequence[Sequence[int]]) -> list[Any]:
+    """Return the shades of blocks 1, 2, ... apart, as far as those of a panel are: dark is far."""
+    furthest = max((len(numbers) - 1 for numbers in panels), default=1)
+    return [
+        style.shades("viridis_r")(0.3 + 0.7 * steps / max(1, furthest - 1))
+        for steps in range(furthest)
+    ]
 
 
 def _legend_of_distances(axes: Axes, shades: Sequence[Any]) -> None:

@@ -260,16 +260,11 @@ def by_depth(
     The means of "uniform" or "chance" in each layer are a dashed line, of "random_init" dotted.
     """
     value = columns["value"].double()
-    spans = [layout.span(number) for number in range(len(layout.sites))]
     blocks = [site.block for site in layout.sites]
     step = min(0.45, 5.5 / len(blocks))
     edges = (0.75, 0.5, 1.75 if "random_init" in columns else 1.45, 0.2)
     with style.panel((max(1.6, step * len(blocks)), 2.3), edges) as (figure, axes):
-        # heads side by side: equal ones do not hide each other
-        at = [
-            site.block + (head - (site.num_heads - 1) / 2) / max(site.num_heads, 4) * 0.6
-            for _, head, site in layout
-        ]
+        at = _side_by_side(layout)
         axes.plot(at, value.tolist(), ".", color=COLOURS[0], ms=4, alpha=0.7, label="head")
         if {"low", "high"} <= set(columns):
             low = columns["low"].double().tolist()
@@ -277,19 +272,32 @@ def by_depth(
             axes.vlines(at, low, high, color=COLOURS[0], linewidth=0.8, alpha=0.7)
         left = [block - 0.4 for block in blocks]
         right = [block + 0.4 for block in blocks]
-        means = [value[span].mean() for span in spans]
+        means = [part.mean() for part in layout.split(value)]
         axes.hlines(means, left, right, color="black", linewidth=1.2, label="mean of the block")
-        edges_of_blocks = [edge for block in blocks for edge in (block - 0.5, block + 0.5)]
-        for name, (title, dashes, shade) in _LEVELS.items():
-            if name not in columns:
-                continue
-            levels = [columns[name][span].double().mean().item() for span in spans]
-            steps = [level for level in levels for _ in ("left", "right")]
-            axes.plot(edges_of_blocks, steps, dashes, color=shade, linewidth=1.2, label=title)
+        _levels_of_blocks(axes, layout, columns)
         style.block_ticks(axes, layout, step, 0.6)
         axes.set_ylabel(label)
         style.legend_beside(axes, handlelength=1.4)
     return figure
+
+
+def _side_by_side(layout: HeadLayout) -> list[float]:
+    """(A,) places on an axis of blocks: equal heads of a block do not hide each other."""
+    return [
+        site.block + (head - (site.num_heads - 1) / 2) / max(site.num_heads, 4) * 0.6
+        for _, head, site in layout
+    ]
+
+
+def _levels_of_blocks(axes: Axes, layout: HeadLayout, columns: Mapping[str, Tensor]) -> None:
+    """Draw what chance, even attention or an untrained network gives: a step per block at its mean."""
+    edges = [edge for site in layout.sites for edge in (site.block - 0.5, site.block + 0.5)]
+    for name, (title, dashes, shade) in _LEVELS.items():
+        if name not in columns:
+            continue
+        levels = [part.double().mean().item() for part in layout.split(columns[name])]
+        steps = [level for level in levels for _ in ("left", "right")]
+        axes.plot(edges, steps, dashes, color=shade, linewidth=1.2, label=title)
 
 
 @captioned(

@@ -54,11 +54,7 @@ def curves(
     drawn if a curve is near. units: words.
     """
     split = curves[-1].split
-    numbered = dict.fromkeys(curve.name for curve in curves if not curve.averaged)
-    looks = {
-        name: (*style.colour(i), DASHES[i // len(COLOURS) % len(DASHES)])
-        for i, name in enumerate(numbered)
-    }
+    looks = _looks(curves)
     shown = sorted(
         (c for c in curves if c.split == split), key=lambda c: -float(c.points.accuracy.mean())
     )
@@ -67,8 +63,7 @@ def curves(
     tall = max(3.2, 0.2 + 0.17 * (len(shown) + 7))  # the legend stands beside the axes
     with style.panel((3.6, tall - 0.7), (0.55, 0.5, 2.15, 0.2)) as (figure, axes):
         if not crowded:
-            chosen = [curve for curve in curves if curve.split != split and not curve.averaged]
-            _thin(axes, chosen, looks, over)
+            _thin(axes, _on_choosing_images(curves, split), looks, over)
         for curve in shown:
             look = looks.get(curve.name, ("0.45", "", "-"))
             _curve(axes, curve, names[curve.name], look, over, crowded)
@@ -86,12 +81,29 @@ def curves(
         )
         style.whole_ticks(axes.xaxis)
         axes.set_xlabel(f"{units} masked (of {num_heads})" if over == "heads" else "masking step")
-        handles = {
-            str(handle.get_label()): handle for handle in axes.get_legend_handles_labels()[0]
-        }
-        order = [*names.values(), *(name for name in handles if name not in names.values())]
-        style.legend_beside(axes, handles=[handles[n] for n in order], labels=order)
+        _legend_led_by(axes, list(names.values()))
     return figure
+
+
+def _looks(curves: Sequence[Curve]) -> dict[str, tuple[str, str, Any]]:
+    """Return shade, marker and dashes of each curve by its name; means of repeats have none."""
+    numbered = dict.fromkeys(curve.name for curve in curves if not curve.averaged)
+    return {
+        name: (*style.colour(i), DASHES[i // len(COLOURS) % len(DASHES)])
+        for i, name in enumerate(numbered)
+    }
+
+
+def _on_choosing_images(curves: Sequence[Curve], split: str) -> list[Curve]:
+    """Return the curves on the images that chose them. split: the one that is reported."""
+    return [curve for curve in curves if curve.split != split and not curve.averaged]
+
+
+def _legend_led_by(axes: Axes, first: Sequence[str]) -> None:
+    """Draw the legend beside the axes: these labels first, then the others as they were drawn."""
+    handles = {str(handle.get_label()): handle for handle in axes.get_legend_handles_labels()[0]}
+    labels = [*first, *(label for label in handles if label not in first)]
+    style.legend_beside(axes, handles=[handles[label] for label in labels], labels=labels)
 
 
 def _thin(
@@ -341,36 +353,55 @@ def maskable(heads: Sequence[MaskedHead], similarity: str, inert: float) -> Figu
     per_row = min(3, max(1, len(curves)))
     entries = len(PHASES) + 1  # of the legend, which stands below
     beside = entries if per_row == 3 else 2
-    points = [point for of in curves.values() for point in of]
-    shares = [_written(head) for head, _ in points]
-    above = ", above chance" if any(like.null is not None for _, like in points) else ""
-    top = min(1.03, 1.15 * max([0.4, *(like.standing for _, like in points)]))
-    # there may be no heads
-    lowest = 0.8 * min([*shares, inert])
-    highest = 1.25 * max([*shares, 1.0])
-    digits = (1, 2, 5) if highest / lowest < 100 else (1,)  # more would run into each other
     rows = -(-entries // beside)  # of the legend
+    points = [point for of in curves.values() for point in of]
+    across, up = _limits(points, inert)
+    likeness = f"likeness to a kept head\n({similarity}{_above(points)})"
     edges = (0.68, 0.68 + 0.17 * (rows - 1), 0.42, 0.3)
     with style.grid(len(curves), (1.9, 1.9), (0.42, 0.42), edges, 3.5, per_row) as (figure, places):
         for (axes, first, last), (name, of) in zip(places, curves.items(), strict=True):
             _phases(axes, of)
-            axes.axvline(inert, color="0.4", linestyle="--", linewidth=0.8, zorder=0)
-            axes.text(
-                0.02, 0.98, "inert", transform=axes.transAxes, va="top", fontsize=6.5, color="0.4"
-            )
-            style.level(axes, 0, dashes=":", color="0.4", zorder=0)
+            _references(axes, inert)
             axes.set_xscale("log")
-            style.log_ticks(axes.xaxis, digits)
-            axes.set(xlim=(lowest, highest), ylim=(-0.06, top))
+            style.log_ticks(axes.xaxis, _digits(across))
+            axes.set(xlim=across, ylim=up)
             axes.set_title(name, pad=3)
             axes.set_xlabel("write norm / median head" if last else "")
-            axes.set_ylabel(f"likeness to a kept head\n({similarity}{above})" if first else "")
+            axes.set_ylabel(likeness if first else "")
         if curves:
             handles, labels = axes.get_legend_handles_labels()
             hollow = axes.plot([], [], "o", color="0.4", markersize=4, markerfacecolor="none")
             handles, labels = [*handles[::-1], *hollow], [*labels[::-1], "hollow: not redundant"]
             figure.legend(handles, labels, loc="lower center", ncols=beside, borderaxespad=0.3)
     return figure
+
+
+Limits = tuple[float, float]
+
+
+def _limits(points: Sequence[tuple[MaskedHead, Likeness]], inert: float) -> tuple[Limits, Limits]:
+    """Return the limits across and up that hold all points, also where there are none."""
+    shares = [_written(head) for head, _ in points]
+    top = min(1.03, 1.15 * max([0.4, *(like.standing for _, like in points)]))
+    return (0.8 * min([*shares, inert]), 1.25 * max([*shares, 1.0])), (-0.06, top)
+
+
+def _digits(across: Limits) -> tuple[int, ...]:
+    """Return the digits of a decade that are labelled: on a long axis more would run into each other."""
+    lowest, highest = across
+    return (1, 2, 5) if highest / lowest < 100 else (1,)
+
+
+def _above(points: Sequence[tuple[MaskedHead, Likeness]]) -> str:
+    """Say that 0 is chance, where the measure has a chance level."""
+    return ", above chance" if any(like.null is not None for _, like in points) else ""
+
+
+def _references(axes: Axes, inert: float) -> None:
+    """Draw the line left of which a head is inert, and the likeness 0."""
+    axes.axvline(inert, color="0.4", linestyle="--", linewidth=0.8, zorder=0)
+    axes.text(0.02, 0.98, "inert", transform=axes.transAxes, va="top", fontsize=6.5, color="0.4")
+    style.level(axes, 0, dashes=":", color="0.4", zorder=0)
 
 
 def _by_curve(

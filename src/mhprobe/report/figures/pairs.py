@@ -39,34 +39,32 @@ def pairwise(
     highest). "null", "null_low" and "null_high" are chance, "random_init" is the untrained network.
     """
     value = style.without_diagonal(columns["value"])
-    if (
-        0 < value.isfinite().any(1).sum() <= len(value) // 2
-    ):  # most of a matrix over all heads would be grey
+    if _mostly_grey(value):
         return few_heads(layout, columns, label, names)
     matrices, titles = _matrices(layout, value)
     across = titles == [""]  # layers were compared, too
-    side = 5.0 if across else 1.35
+    side, noun = (5.0, "block") if across else (1.35, "head")
     line = 0.12 if limits == "each" else 0  # a second one of the titles
     size, gap = (side, side), (0.42 + line, 0.42 + line)
     wide, tall = style.grid_size(len(matrices), size, gap)
     chance = _chance(columns, value)
     control = style.control_of(columns)
     per_matrix = limits == "each" and not across  # a matrix alone has its own limits anyway
-    marked = len(chance) or len(control)  # they are written beside the bar
-    bar_at = 0.55 + wide + (0.95 if marked else 0.2)
+    bar_at = 0.55 + wide + _room_of_marks(chance, control)
     bar_tall = min(tall, 3.0)
     label = style.wrapped(f"{label}{style.typical_width(columns)}", bar_tall)
     edges = (0.55, 0.5, bar_at - 0.55 - wide + 1.0 + 0.15 * label.count("\n"), 0.35 + line)
     with style.grid(len(matrices), size, gap, edges) as (figure, places):
-        cmap, norm = style.scale(torch.cat([value.flatten(), chance]))
-        if not isinstance(limits, str):
-            norm.vmin, norm.vmax = limits
-        noun = "block" if across else "head"
-        alike = len({len(matrix) for matrix in matrices}) == 1  # all have the same heads
-        for (axes, first, last), matrix, title in zip(places, matrices, titles, strict=True):
-            own = style.scale(matrix)[1] if per_matrix else norm
+        cmap, norm = _colours(torch.cat([value.flatten(), chance]), limits)
+        norms = [norm] * len(matrices)
+        if per_matrix:
+            norms, titles = _each_with_its_own(matrices, titles)
+        alike = len(set(map(len, matrices))) == 1  # all have the same heads
+        for (axes, first, last), matrix, own, title in zip(
+            places, matrices, norms, titles, strict=True
+        ):
             image = axes.imshow(matrix.numpy(), cmap=cmap, norm=own)
-            axes.set_title(_with_limits(title, matrix) if per_matrix else title, pad=3)
+            axes.set_title(title, pad=3)
             if across:
                 _parted(axes, layout.offsets[1:-1], "white", style.middles(layout), layout.sites)
                 axes.tick_params(length=0)
@@ -79,6 +77,35 @@ def pairwise(
         else:
             style.mark(bar.ax, chance, control)
     return figure
+
+
+def _mostly_grey(value: Tensor) -> bool:
+    """Return True if some heads were compared, and so few that a matrix over all would be grey."""
+    compared = int(value.isfinite().any(1).sum())
+    return 0 < compared <= len(value) // 2
+
+
+def _colours(values: Tensor, limits: Limits) -> tuple[Any, Any]:
+    """Return the colour map and norm that matrices share; limits: as of ``pairwise``."""
+    cmap, norm = style.scale(values)
+    if not isinstance(limits, str):
+        norm.vmin, norm.vmax = limits
+    return cmap, norm
+
+
+def _each_with_its_own(
+    matrices: Sequence[Tensor], titles: Sequence[str]
+) -> tuple[list[Any], list[str]]:
+    """Return a norm for each matrix, and its title with the limits of its colours."""
+    norms = [style.scale(matrix)[1] for matrix in matrices]
+    return norms, [
+        _with_limits(title, matrix) for title, matrix in zip(titles, matrices, strict=True)
+    ]
+
+
+def _room_of_marks(chance: Tensor, control: Tensor) -> float:
+    """Return the inches between matrices and their colour bar, beside which chance and control are written."""
+    return 0.95 if len(chance) or len(control) else 0.2
 
 
 def _matrices(layout: HeadLayout, value: Tensor) -> tuple[list[Tensor], list[str]]:

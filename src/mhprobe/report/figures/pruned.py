@@ -2,8 +2,8 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from matplotlib.colors import ListedColormap
@@ -104,35 +104,18 @@ def voita(
     sure: points at which the two differ significantly; a star marks them.
     """
     with style.panel((2.7, 2.25), (0.55, 0.5, 2.25, 0.15)) as (figure, axes):
-        names = ("whole model", "pruned from trained", "same heads from scratch")
-        looks = (("0.4", "D"), style.colour(0), style.colour(1))
-        for number, (name, (shade, marker)) in enumerate(zip(names, looks, strict=True)):
-            some = points[1:] if number else points[:1]
-            at = [x + 0.16 * (number - 1.5) for x in range(1, len(points))] if number else [0]
-            ends = _percents([point[max(1, number)] for point in some], images)
-            look: Any = {
-                "color": shade,
-                "marker": marker,
-                "ms": 4,
-                "ls": "none",
-                "elinewidth": 1,
-                "capsize": 2,
-            }
-            style.whiskers(axes, at, ends, label=name, **look)
+        look: Any = {"color": "0.4", "marker": "D", "label": "whole model"}
+        _dots_with_bars(axes, [0], _percents([points[0][1]], images), look)
+        for number, name in ((1, "pruned from trained"), (2, "same heads from scratch")):
+            shade, marker = style.colour(number - 1)
+            at = [x + 0.16 * (number - 1.5) for x in range(1, len(points))]
+            ends = _percents([point[number] for point in points[1:]], images)
+            _dots_with_bars(axes, at, ends, {"color": shade, "marker": marker, "label": name})
         if 100 * min(min(point[1:]) for point in points) < 100 * chance + 30:
             style.level(axes, 100 * chance, "chance", ":")
-        axes.set_xticks(
-            range(len(points)),
-            [f"{point[0]}" if i else f"{point[0]} (all)" for i, point in enumerate(points)],
-        )
-        for x in (x for x, on in enumerate(sure) if on):
-            axes.annotate(
-                "*",
-                (x, 100 * max(points[x][1:])),
-                xytext=(0, 8),
-                textcoords="offset points",
-                ha="center",
-            )
+        whole, *fewer = [str(point[0]) for point in points]
+        axes.set_xticks(range(len(points)), [f"{whole} (all)", *fewer])
+        _stars(axes, {x: 100 * max(points[x][1:]) for x, on in enumerate(sure) if on})
         axes.set(
             xlim=(-0.5, len(points) - 0.5),
             xlabel="heads kept",
@@ -141,6 +124,19 @@ def voita(
         star = "the two differ, p < .05\n(McNemar, Holm)" if any(sure) else ""
         style.legend_beside(axes, star=star)
     return figure
+
+
+def _dots_with_bars(
+    axes: Axes, at: Sequence[float], ends: Sequence[Sequence[float]], look: Mapping[str, Any]
+) -> None:
+    """Draw points with their intervals, no line between them."""
+    style.whiskers(axes, at, ends, ms=4, ls="none", elinewidth=1, capsize=2, **look)
+
+
+def _stars(axes: Axes, heights: Mapping[int, float]) -> None:
+    """Draw a star above each place. heights: of what is below it."""
+    for x, height in heights.items():
+        axes.annotate("*", (x, height), xytext=(0, 8), textcoords="offset points", ha="center")
 
 
 @captioned(
@@ -183,33 +179,20 @@ def _groups_kept(axes: Axes, rows: Sequence[Survivors], by: str, heads: int) -> 
     axes.plot([0, heads], [0, 100], color="0.5", ls=":", lw=1, label="at random", zorder=1)
     last = max(1, len(groups) - 1)
     for number, group in enumerate(groups):
-        shade = LABEL_SHADES.get(group, style.colour(number)[0])
-        marker = MARKERS[number % len(MARKERS)]
-        dashes = "--" if by != "label" and number >= len(COLOURS) else "-"
-        shares: dict[int, list[float]] = {heads: [100.0]}
-        for row in (row for row in rows if row.group == group):
-            shares.setdefault(row.heads, []).append(100 * row.kept / row.of)
-        at = sorted(shares)
+        look = _look_of_group(number, group, by)
+        shares = _shares_kept(rows, group, heads)
         # groups of few heads often keep the same share: side by side by a little, not on each other
         aside = 0.012 * heads * (number - (len(groups) - 1) / 2) / last
-        axes.plot(
-            [x + aside for x in at],
-            [statistics.fmean(shares[x]) for x in at],
-            color=shade,
-            lw=1.2,
-            ls=dashes,
-        )
-        dots = [(x + aside, share) for x in at for share in shares[x]]
-        again: Any = (
-            {"mfc": "white"} if dashes == "--" else {}
-        )  # as the line, of the colours' second round
+        means = [(x + aside, statistics.fmean(runs)) for x, runs in shares.items()]
+        dots = [(x + aside, share) for x, runs in shares.items() for share in runs]
+        axes.plot(*zip(*means, strict=True), color=look.shade, lw=1.2, ls=look.dashes)
         axes.plot(
             *zip(*dots, strict=True),
-            marker,
-            color=shade,
+            look.marker,
+            color=look.shade,
+            mfc=look.face,
             ms=3.5,
             label=f"{group} ({size[group]})",
-            **again,
         )
     axes.set(xlim=(-0.02 * heads, 1.03 * heads), ylim=(-4, 104))
     axes.set(xlabel="heads kept", ylabel="heads of the group kept (%)")
@@ -217,6 +200,33 @@ def _groups_kept(axes: Axes, rows: Sequence[Survivors], by: str, heads: int) -> 
     style.legend_beside(
         axes, 1.0, borderaxespad=0.3, handlelength=1.0, ncols=1 + (len(groups) > ONE_COLUMN)
     )
+
+
+class _GroupLook(NamedTuple):
+    """The line of a group and its points. face: of the markers."""
+
+    shade: str
+    face: str
+    marker: str
+    dashes: str
+
+
+def _look_of_group(number: int, group: str, by: str) -> _GroupLook:
+    """Return the look of a group: dashed and hollow in the colours' second round."""
+    shade = LABEL_SHADES.get(group, style.colour(number)[0])
+    marker = MARKERS[number % len(MARKERS)]
+    if by != "label" and number >= len(COLOURS):
+        return _GroupLook(shade, "white", marker, "--")
+    return _GroupLook(shade, shade, marker, "-")
+
+
+def _shares_kept(rows: Sequence[Survivors], group: str, heads: int) -> dict[int, list[float]]:
+    """Return a group's shares in per cent, of each run, by its number of heads kept: few first, all last."""
+    shares: dict[int, list[float]] = {heads: [100.0]}
+    for row in rows:
+        if row.group == group:
+            shares.setdefault(row.heads, []).append(100 * row.kept / row.of)
+    return dict(sorted(shares.items()))
 
 
 @captioned(
@@ -279,36 +289,36 @@ def speed(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
     rows: of surgery.speed.speed_table.
     """
-    removed, batches = (
-        list(dict.fromkeys(row[name] for row in rows)) for name in ("removed", "batch")
-    )
+    by_removed: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        by_removed.setdefault(row["removed"], []).append(row)
+    batches = list(dict.fromkeys(row["batch"] for row in rows))
     at = range(len(batches))
     with style.canvas((8.3, 3.1)) as figure:
         gain = style.axes_at(figure, 0.55, 0.5, 2.5, 2.3)
         rate = style.axes_at(figure, 3.75, 0.5, 2.2, 2.3)
-        for number, name in enumerate(removed):
-            points = [row for row in rows if row["removed"] == name]
+        for number, (name, points) in enumerate(by_removed.items()):
             shade, marker = style.colour(number)
             look: Any = {"color": shade, "marker": marker, "markersize": 3}
             # side by side, so that intervals do not hide each other
-            aside = [place + 0.1 * (number - (len(removed) - 1) / 2) for place in at]
+            aside = [place + 0.1 * (number - (len(by_removed) - 1) / 2) for place in at]
             _draw_gain(gain, aside, points, name, look)
             rate.plot(at, [row["pruned_images_per_s"] for row in points], **look)
+        first = next(iter(by_removed.values()))  # dense and masked are the same for all
         for kind, dashes in (("dense", "-"), ("masked", ":")):
-            y = [row[f"{kind}_images_per_s"] for row in rows if row["removed"] == removed[0]]
+            y = [row[f"{kind}_images_per_s"] for row in first]
             rate.plot(at, y, color="0.3", linestyle=dashes, label=kind)
         gain.plot([], [], color="0.3", linestyle="--", linewidth=0.8, label="predicted from FLOPs")
         style.level(gain, 1, dashes="-", zorder=0)
         gain.set_ylabel("times as fast as dense")
         rate.set(ylabel="images per second", yscale="log")
         style.log_ticks(rate.yaxis)
-        for axes in (gain, rate):
-            axes.set_xticks(at, [str(batch) for batch in batches])
-            axes.set_xlabel("batch size")
         gain.set_title(f"{rows[0]['device']}; bars: 95 % interval", loc="left")
-        handles = [
-            handle for axes in (gain, rate) for handle in axes.get_legend_handles_labels()[0]
-        ]
+        handles = []
+        for axes in (gain, rate):
+            axes.set_xticks(at, list(map(str, batches)))
+            axes.set_xlabel("batch size")
+            handles += axes.get_legend_handles_labels()[0]
         style.legend_beside(rate, 1.03, handles=handles)
     return figure
 
@@ -344,28 +354,43 @@ def pareto(rows: Sequence[Mapping[str, Any]], batch: int = 64) -> Figure:
     is drawn.
     batch: the batch size of the measured time; without timings there is no right side.
     """
-    stage = next(name for name in reversed(STAGES) if all(name in row for row in rows))
+    stage = _last_stage(rows)
     of_methods = _by_method(rows, stage)
     dense = statistics.fmean(row["dense"] for row in rows)
-    timed = f"speedup_{batch}"
-    sides = [("share of FLOPs left", lambda row: row["flops"])]
-    if all(timed in row for row in rows):
-        sides.append((f"share of time left, batch {batch}", lambda row: 1 / row[timed]))
+    costs = _costs(rows, batch)
     right = 0.5 + 0.065 * max(map(len, of_methods))  # inches of the legend
-    with style.grid(len(sides), (2.4, 2.4), (0.45, 0), (0.6, 0.5, right, 0.3)) as (figure, places):
-        for (axes, first, _), (label, cost) in zip(places, sides, strict=True):
+    with style.grid(len(costs), (2.4, 2.4), (0.45, 0), (0.6, 0.5, right, 0.3)) as (figure, places):
+        for (axes, first, _), (label, cost) in zip(places, costs.items(), strict=True):
             for number, (method, of_method) in enumerate(of_methods.items()):
                 x = [statistics.fmean(map(cost, cells)) for cells in of_method]
                 y = [[100 * row[stage] for row in cells] for cells in of_method]
                 _method(axes, number, method, x, y)
             axes.plot(1, 100 * dense, "*", color="0.2", markersize=8, label="dense", zorder=3)
-            costs = [cost(row) for row in rows]
-            limits = (min(costs) - 0.1, max(1.0, *costs) + 0.05)  # slower than dense, some are
+            left = list(map(cost, rows))
+            limits = (min(left) - 0.1, max(1.0, *left) + 0.05)  # slower than dense, some are
             axes.set(
                 xlabel=label, xlim=limits, ylabel=f"test accuracy, {stage} (%)" if first else ""
             )
         style.legend_beside(axes, 1.03)
     return figure
+
+
+def _last_stage(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the last stage that all rows have an accuracy of."""
+    return next(name for name in reversed(STAGES) if all(name in row for row in rows))
+
+
+def _costs(
+    rows: Sequence[Mapping[str, Any]], batch: int
+) -> dict[str, Callable[[Mapping[str, Any]], float]]:
+    """Return ways to read a row's cost, as a share of the dense network's: time where every row was timed."""
+    timed = f"speedup_{batch}"
+    costs: dict[str, Callable[[Mapping[str, Any]], float]] = {
+        "share of FLOPs left": lambda row: row["flops"]
+    }
+    if all(timed in row for row in rows):
+        costs[f"share of time left, batch {batch}"] = lambda row: 1 / row[timed]
+    return costs
 
 
 def _by_method(

@@ -4,7 +4,7 @@ import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,22 +31,31 @@ def runs(rows: Sequence[Mapping[str, Any]], groups: Table | None) -> Figure:
     """
     names = list(dict.fromkeys(row["group"] for row in rows))
     members = [[row for row in rows if row["group"] == name] for name in names]
-    wrapped = [textwrap.wrap(label, 46) or [label] for label in _shortened(names)]
-    lines = max(map(len, wrapped))
+    labels = _wrapped(names)
+    lines = 1 + max(label.count("\n") for label in labels)
     tall = 0.1 + len(names) * max(0.34, 0.13 * (max(map(len, members)) + 1), 0.13 * (lines + 1))
-    left = 0.3 + 0.066 * max(len(line) for label in wrapped for line in label)
-    spread = {} if groups is None else {row["group"]: row for row in groups.dicts()}
+    left = 0.3 + 0.066 * max(map(len, "\n".join(labels).split("\n")))
+    means = {} if groups is None else _with_means(groups)
     with style.panel((3.2, tall), (left, 0.5, 0.2, 0.35)) as (figure, axes):
         for number, (name, dots) in enumerate(zip(names, members, strict=True)):
             _dots(axes, number, dots)
-            group = spread.get(name)
-            if group is not None and group["runs"] >= 3:
-                _mean(axes, number + 0.3, group)
-        style.name_rows(axes, ["\n".join(label) for label in wrapped])
+            if name in means:
+                _mean(axes, number + 0.3, means[name])
+        style.name_rows(axes, labels)
         axes.set_xlabel("test accuracy (%)")
         handles = {str(h.get_label()): h for h in axes.get_legend_handles_labels()[0]}
         style.legend_above(axes, right=True, handles=list(handles.values()))
     return figure
+
+
+def _wrapped(names: Sequence[str]) -> list[str]:
+    """Return names of groups, shortened, in lines that fit beside the axes."""
+    return ["\n".join(textwrap.wrap(name, 46) or [name]) for name in _shortened(names)]
+
+
+def _with_means(groups: Table) -> dict[str, dict[str, Any]]:
+    """Return the groups of three runs or more, by name: their mean is drawn."""
+    return {row["group"]: row for row in groups.dicts() if row["runs"] >= 3}
 
 
 @captioned(
@@ -60,9 +69,7 @@ def run_curves(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
     rows: group, curve, split, heads_masked, runs, accuracy, low, high, of.
     """
-    splits = {row["split"] for row in rows}
-    split = "test" if "test" in splits else sorted(splits)[0]
-    shown = [row for row in rows if row["split"] == split]
+    shown = _of_one_split(rows)
     curves = list(dict.fromkeys(row["curve"] for row in shown))
     groups = list(dict.fromkeys(row["group"] for row in shown))
     scored = " or ".join(dict.fromkeys(row["of"] for row in shown))
@@ -76,14 +83,29 @@ def run_curves(rows: Sequence[Mapping[str, Any]]) -> Figure:
             axes.set_title(curve, pad=3)
             axes.set_yticks([0, 50, 100], None if first else [""] * 3)
             axes.set(ylim=(-2, 102), xlabel="heads masked", ylabel="\n".join(axis) if first else "")
-        runs_of = {
-            group: {row["runs"] for row in shown if row["group"] == group} for group in groups
-        }
-        names = [_legend_of(group, runs_of[group]) for group in groups]
         figure.legend(
-            figure.axes[0].get_lines(), names, loc="lower left", ncols=1, borderaxespad=0.3
+            figure.axes[0].get_lines(),
+            _legends(shown),
+            loc="lower left",
+            ncols=1,
+            borderaxespad=0.3,
         )
     return figure
+
+
+def _of_one_split(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rows of the test split, of another where none is of it."""
+    splits = {row["split"] for row in rows}
+    split = "test" if "test" in splits else sorted(splits)[0]
+    return [row for row in rows if row["split"] == split]
+
+
+def _legends(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the legend of each group, in the order in which groups appear."""
+    numbers: dict[str, set[int]] = {}
+    for row in rows:
+        numbers.setdefault(row["group"], set()).add(row["runs"])
+    return [_legend_of(group, runs) for group, runs in numbers.items()]
 
 
 def _curve(axes: Axes, number: int, points: Sequence[Mapping[str, Any]]) -> None:
@@ -216,9 +238,12 @@ def scatter(
 )
 def agreement(ranking: Agreement, control: Agreement | None = None) -> Figure:
     """Spearman's rho, and overlap of the k best heads; below them a control's, if there is one."""
-    rows = [(ranking, "")] + ([(control, ", random initialisation")] if control is not None else [])
-    count = len(ranking.names)
-    edge = 0.2 + 0.065 * max(map(len, ranking.names))
+    rows = [(ranking, "")]
+    if control is not None:
+        rows.append((control, ", random initialisation"))
+    names = ranking.names
+    count = len(names)
+    edge = 0.2 + 0.065 * max(map(len, names))
     side = max(2.1, 0.3 * count)
     edges = (edge, edge, 1.05, 0.3)  # right: a colour bar, as in the gap
     with style.grid(2 * len(rows), (side, side), (1.05, 0.45), edges, per_row=2) as (
@@ -227,42 +252,59 @@ def agreement(ranking: Agreement, control: Agreement | None = None) -> Figure:
     ):
         for number, (axes, first, last) in enumerate(places):
             result, which = rows[number // 2]
-            chance = result.chance[result.chance.isfinite()]
-            if first:
-                title, matrix, label = (
-                    "rank correlation",
-                    result.spearman,
-                    "Spearman's rho over heads",
-                )
-            else:
-                line = f" (line: chance {chance.mean():.2g})" if len(chance) else ""
-                title, matrix, label = (
-                    f"top {result.k} heads",
-                    result.overlap,
-                    "share in common" + line,
-                )
-            lower = matrix.masked_fill(torch.ones_like(matrix).triu(1).bool(), torch.nan)
-            image = axes.imshow(
-                lower.numpy(),
-                cmap="RdBu_r" if first else "viridis",
-                vmin=-1 if first else 0,
-                vmax=1,
-            )
-            for i, j in torch.tril_indices(count, count).T.tolist():
-                value = lower[i, j].item()
-                text = (
-                    f"{value:.2f}".replace("0.", ".", 1) if abs(value) < 0.995 else f"{value:.0f}"
-                )
-                axes.text(
-                    j, i, "-" if math.isnan(value) else text, ha="center", va="center", fontsize=5.5
-                )
-            style.colour_text(axes)
-            axes.set_title(title + which, loc="left", pad=4)
-            axes.set_xticks(range(count), result.names if last else [], rotation=90)
-            axes.set_yticks(range(count), result.names if first else [])
+            matrix = _rank_correlation(result) if first else _shared_heads(result)
+            _draw_likeness(axes, matrix)
+            axes.set_title(matrix.title + which, loc="left", pad=4)
+            axes.set_xticks(range(count), names if last else [], rotation=90)
+            axes.set_yticks(range(count), names if first else [])
             style.bare(axes)
-            bar = style.bar_beside(axes, image, label, 0.1)
-            if len(chance) and not first:
-                for shade, width in (("white", 1.6), (COLOURS[1], 1.0)):
-                    bar.ax.axhline(chance.mean().item(), color=shade, linewidth=width)
     return figure
+
+
+class _Likeness(NamedTuple):
+    """Likeness of every two measures. values: (M, M), at most 1.
+
+    label, chance: written and marked at the colour bar. lowest: of the colours.
+    """
+
+    title: str
+    values: Tensor
+    label: str
+    cmap: str
+    lowest: int
+    chance: float | None
+
+
+def _rank_correlation(result: Agreement) -> _Likeness:
+    label = "Spearman's rho over heads"
+    return _Likeness("rank correlation", result.spearman, label, "RdBu_r", -1, None)
+
+
+def _shared_heads(result: Agreement) -> _Likeness:
+    known = result.chance[result.chance.isfinite()]
+    chance = known.mean().item() if len(known) else None
+    line = "" if chance is None else f" (line: chance {chance:.2g})"
+    title, label = f"top {result.k} heads", "share in common" + line
+    return _Likeness(title, result.overlap, label, "viridis", 0, chance)
+
+
+def _draw_likeness(axes: Axes, matrix: _Likeness) -> None:
+    """Draw the triangle below the diagonal, with its numbers and a colour bar."""
+    values = matrix.values
+    lower = values.masked_fill(torch.ones_like(values).triu(1).bool(), torch.nan)
+    image = axes.imshow(lower.numpy(), cmap=matrix.cmap, vmin=matrix.lowest, vmax=1)
+    for i, j in torch.tril_indices(*lower.shape).T.tolist():
+        text = _in_a_cell(lower[i, j].item())
+        axes.text(j, i, text, ha="center", va="center", fontsize=5.5)
+    style.colour_text(axes)
+    bar = style.bar_beside(axes, image, matrix.label, 0.1)
+    if matrix.chance is not None:
+        for shade, width in (("white", 1.6), (COLOURS[1], 1.0)):
+            bar.ax.axhline(matrix.chance, color=shade, linewidth=width)
+
+
+def _in_a_cell(value: float) -> str:
+    """Return a number of -1 to 1 in as few letters as a small cell holds: .42, 1, and - for NaN."""
+    if math.isnan(value):
+        return "-"
+    return f"{value:.2f}".replace("0.", ".", 1) if abs(value) < 0.995 else f"{value:.0f}"

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
 from matplotlib.cm import ScalarMappable
@@ -61,49 +61,80 @@ def settling(
 
     rows: epoch, share, accuracy, chance. agreement: epoch_a, epoch_b, spearman. images: number.
     """
-    epochs = sorted({row["epoch"] for row in rows})
-    shares = sorted({row["share"] for row in rows})
-    accuracy = {(row["epoch"], row["share"]): row["accuracy"] for row in rows}
-    chance = rows[0]["chance"]
+    course = _Course.of(rows)
+    epochs = course.epochs
     size = (2.1, 2.1)
     with style.grid(3, size, (1.35, 0), (0.55, 0.5, 0.85, 0.3)) as (figure, places):
         lines, kept, alike = (axes for axes, _, _ in places)
-        for share in shares:
-            colour = "black" if share == 0 else style.shades("viridis_r")(share)
-            values = [100 * accuracy[epoch, share] for epoch in epochs]
-            lines.plot(
-                epochs,
-                values,
-                color=colour,
-                marker=".",
-                ms=4,
-                linewidth=1,
-                label=f"{100 * share:.0f} %",
-            )
-        style.level(lines, 100 * chance, dashes=":", zorder=0)
-        style.whole_ticks(lines.xaxis)
-        lines.set(ylim=(-2, 102), xlabel="epoch (dotted: chance)", ylabel="validation accuracy (%)")
-        style.legend_beside(
-            lines, 1.0, borderaxespad=0.5, title="removed", title_fontsize=7, fontsize=6.5
-        )
-
-        removed = [share for share in shares if share > 0]
-        whole = torch.tensor([accuracy[epoch, 0.0] for epoch in epochs], dtype=torch.float64)
-        less = torch.tensor([[accuracy[epoch, share] for epoch in epochs] for share in removed])
-        left_over = ((less - chance) / (whole - chance).clamp(min=1e-9)).clamp(0, 1)
-        at_chance = _at_chance(whole, images, chance)
-        left_over[:, at_chance] = torch.nan
-        grey = "\n(grey: whole model at chance)" if at_chance.any() else ""
-        _matrix(kept, left_over, "accuracy kept, above chance" + grey, of=torch.tensor([0.0, 1.0]))
-        kept.set_yticks(range(len(removed)), [f"{100 * share:.0f} %" for share in removed])
-        kept.set_ylabel("heads removed")
-
+        _lines_of_shares(lines, course)
+        _accuracy_kept(kept, course, images)
         _matrix(alike, _spearman(agreement, epochs), "rank correlation of the heads' scores")
         shown = style.ticks(len(epochs), size[0] / len(epochs))
         for axis in (kept.xaxis, alike.xaxis, alike.yaxis):
             axis.set_ticks(shown, [str(epochs[i]) for i in shown])
             axis.set_label_text("epoch")
     return figure
+
+
+class _Course(NamedTuple):
+    """Accuracy after the removal of shares of the heads, over a training.
+
+    accuracy: by (epoch, share); a share of 0 is the whole model.
+    """
+
+    epochs: list[int]
+    shares: list[float]
+    accuracy: dict[tuple[int, float], float]
+    chance: float
+
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, Any]]) -> Self:
+        """Gather the rows of ``settling``."""
+        return cls(
+            epochs=sorted({row["epoch"] for row in rows}),
+            shares=sorted({row["share"] for row in rows}),
+            accuracy={(row["epoch"], row["share"]): row["accuracy"] for row in rows},
+            chance=rows[0]["chance"],
+        )
+
+    def without(self, share: float) -> list[float]:
+        """Return the accuracy at each epoch, with a share of the heads removed."""
+        return [self.accuracy[epoch, share] for epoch in self.epochs]
+
+
+def _lines_of_shares(axes: Axes, course: _Course) -> None:
+    """Draw accuracy over epochs, a line per share of the heads that is removed."""
+    for share in course.shares:
+        axes.plot(
+            course.epochs,
+            [100 * accuracy for accuracy in course.without(share)],
+            color="black" if share == 0 else style.shades("viridis_r")(share),
+            marker=".",
+            ms=4,
+            linewidth=1,
+            label=f"{100 * share:.0f} %",
+        )
+    style.level(axes, 100 * course.chance, dashes=":", zorder=0)
+    style.whole_ticks(axes.xaxis)
+    axes.set(ylim=(-2, 102), xlabel="epoch (dotted: chance)", ylabel="validation accuracy (%)")
+    style.legend_beside(
+        axes, 1.0, borderaxespad=0.5, title="removed", title_fontsize=7, fontsize=6.5
+    )
+
+
+def _accuracy_kept(axes: Axes, course: _Course, images: int) -> None:
+    """Draw the share of the accuracy above chance that is left, a row per share of the heads removed."""
+    removed = [share for share in course.shares if share > 0]
+    whole = torch.tensor(course.without(0.0), dtype=torch.float64)
+    less = torch.tensor([course.without(share) for share in removed])
+    chance = course.chance
+    left_over = ((less - chance) / (whole - chance).clamp(min=1e-9)).clamp(0, 1)
+    at_chance = _at_chance(whole, images, chance)
+    left_over[:, at_chance] = torch.nan
+    grey = "\n(grey: whole model at chance)" if at_chance.any() else ""
+    _matrix(axes, left_over, "accuracy kept, above chance" + grey, of=torch.tensor([0.0, 1.0]))
+    axes.set_yticks(range(len(removed)), [f"{100 * share:.0f} %" for share in removed])
+    axes.set_ylabel("heads removed")
 
 
 def _at_chance(accuracy: Tensor, images: int, chance: float) -> Tensor:

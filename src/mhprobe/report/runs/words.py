@@ -75,17 +75,18 @@ def findings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     hold = [row for row in rows if row["verdict"] == "holds"]
     contradicted = _in_words(row for row in rows if row["verdict"] == "contradicted")
     against = [f"Contradicted: {contradicted}."] if contradicted else []
-    if not any(row["untrained"] for row in rows):
-        which = [f"They are: {_in_words(hold)}."] if hold else []
-        return [first, *which, *against, "There is no untrained twin to compare with."]
+    if any(row["untrained"] for row in rows):
+        return [first, *_beside_an_untrained_network(hold), *against]
+    which = [f"They are: {_in_words(hold)}."] if hold else []
+    return [first, *which, *against, "There is no untrained twin to compare with."]
+
+
+def _beside_an_untrained_network(hold: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return sentences on which claims that hold do so for an untrained network, too, and which do not."""
     alone = _in_words(row for row in hold if row["untrained"] != "holds")
     both = _in_words(row for row in hold if row["untrained"] == "holds")
-    return [
-        first,
-        *([f"Hold, and not for an untrained network: {alone}."] if alone else []),
-        f"Of those that hold, these hold for an untrained network, too: {both or 'none'}.",
-        *against,
-    ]
+    too = f"Of those that hold, these hold for an untrained network, too: {both or 'none'}."
+    return [f"Hold, and not for an untrained network: {alone}.", too] if alone else [too]
 
 
 def _in_words(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -372,35 +373,43 @@ def half(run: Run, heads: int) -> _Half | None:
     if run.of_step or run.rows("stages"):
         return None
     lines = {(line["curve"], line["split"]): line for line in atlas.lines(run)}
-    chosen_on = {
-        line["curve"]: line["chosen_on"] for line in lines.values() if not line["averaged"]
-    }
-    chosen = {
-        curve: _by_count(lines[curve, split]["points"])
-        for curve, split in chosen_on.items()
-        if (curve, split) in lines
-    }
-    counts = {count for points in chosen.values() for count in points if count}
+    chosen = _on_choosing_images(lines)
+    counts = set().union(*chosen.values()) - {0}
     if not counts:
         return None
     total = heads or max(counts)
     budget = _nearest_below(total // 2, counts)
-    rivals = {curve: points[budget] for curve, points in chosen.items() if budget in points}
-    best = max(rivals, key=lambda curve: rivals[curve]["accuracy"])
-    reported = "test" if (best, "test") in lines else chosen_on[best]
+    rivals = {key: points[budget] for key, points in chosen.items() if budget in points}
+    best, chosen_on = max(rivals, key=lambda key: rivals[key]["accuracy"])
+    reported = "test" if (best, "test") in lines else chosen_on
     points = lines[best, reported]["points"]
-    if budget not in _by_count(points):
+    point = _by_count(points).get(budget)
+    if point is None:
         return None
-    means = [line for (_, on), line in lines.items() if line["averaged"] and on == reported]
     return _Half(
         curve=best,
-        chosen_on=chosen_on[best],
+        chosen_on=chosen_on,
         reported=reported,
         total=total,
         whole=points[0],
-        point=_by_count(points)[budget],
-        random=_first_at(budget, means),
+        point=point,
+        random=_random_at(budget, reported, list(lines.values())),
     )
+
+
+def _on_choosing_images(
+    lines: Mapping[tuple[str, str], dict[str, Any]],
+) -> dict[tuple[str, str], dict[int, dict[str, Any]]]:
+    """Return the points of each searched curve on the images that chose it, by their numbers of heads off.
+
+    lines, and the result: by the names of the curve and of the images.
+    """
+    chosen = {}
+    for line in lines.values():
+        key = line["curve"], line["chosen_on"]
+        if not line["averaged"] and key in lines:
+            chosen[key] = _by_count(lines[key]["points"])
+    return chosen
 
 
 def _nearest_below(wanted: int, counts: Collection[int]) -> int:
@@ -408,9 +417,10 @@ def _nearest_below(wanted: int, counts: Collection[int]) -> int:
     return max((count for count in counts if count <= wanted), default=min(counts))
 
 
-def _first_at(budget: int, lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the point with so many heads off, of the first curve that has one."""
-    points = (_by_count(line["points"]).get(budget) for line in lines)
+def _random_at(budget: int, split: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the point with so many heads off, of the first mean of random orders that has one."""
+    means = [line for line in lines if line["averaged"] and line["split"] == split]
+    points = (_by_count(line["points"]).get(budget) for line in means)
     return next(filter(None, points), None)
 
 
