@@ -6,7 +6,7 @@ higher is better. Read both against random orders. Without a classifier the cosi
 to those of the whole image replaces the probability.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -60,18 +60,7 @@ def faithfulness(  # noqa: PLR0913 -- its arguments are the keys of conf/maps.ya
     are NaN or infinite.
     """
     one_of("faithfulness", "baseline", baseline, Baseline)
-    fewest = min((of[0].numel() for of in maps), default=STEPS)
-    if steps is None:
-        steps = min(STEPS, fewest)
-    if steps < 1 or random_orders < 1:
-        raise UserError(
-            f"faithfulness: expected at least one step and one random order, got {steps}, "
-            f"{random_orders}."
-        )
-    if steps > fewest:
-        raise UserError(
-            f"faithfulness: steps: expected at most {fewest}, the number of patches, got {steps}."
-        )
+    shares = _steps_for(maps, steps, random_orders)
     with inspecting(model, gradients=False):
         images = usable(images)
         mean_colour = images.mean((2, 3), keepdim=True).expand_as(images)
@@ -88,21 +77,45 @@ def faithfulness(  # noqa: PLR0913 -- its arguments are the keys of conf/maps.ya
 
         def areas(order: Tensor) -> tuple[Tensor, Tensor]:
             without = mean_colour if baseline == "mean" else blurred(images, order.shape[-2:])
-            return area_under(watched, images, without, order, steps), area_under(
-                watched, without, images, order, steps
+            return area_under(watched, images, without, order, shares), area_under(
+                watched, without, images, order, shares
             )
 
         chance: dict[torch.Size, tuple[Tensor, Tensor]] = {}
         numbers = range(len(images)) if index is None else index.tolist()
         for shape in {order.shape for order in maps}:
-            draw = [torch.Generator().manual_seed(seed * 1_000_003 + number) for number in numbers]
-            orders = [
-                torch.rand(random_orders, *shape[1:], generator=of_image) for of_image in draw
-            ]
-            draws = [areas(order) for order in torch.stack(orders, 1).to(images.device)]
+            orders = _random_maps(numbers, shape[1:], random_orders, seed)
+            draws = [areas(order) for order in orders.to(images.device)]
             deletion, insertion = (torch.stack(both).mean(0) for both in zip(*draws, strict=True))
             chance[shape] = deletion, insertion
         return [Faithfulness(*areas(order), *chance[order.shape]) for order in maps]
+
+
+def _steps_for(maps: Sequence[Tensor], steps: int | None, random_orders: int) -> int:
+    """Return the number of shares of patches; None takes as many as the smallest map has patches for.
+
+    Raises UserError for more than that, and for none of them or of the random orders.
+    """
+    fewest = min((of[0].numel() for of in maps), default=STEPS)
+    if steps is None:
+        steps = min(STEPS, fewest)
+    if steps < 1 or random_orders < 1:
+        raise UserError(
+            f"faithfulness: expected at least one step and one random order, got {steps}, "
+            f"{random_orders}."
+        )
+    if steps > fewest:
+        raise UserError(
+            f"faithfulness: steps: expected at most {fewest}, the number of patches, got {steps}."
+        )
+    return steps
+
+
+def _random_maps(numbers: Iterable[int], grid: Sequence[int], draws: int, seed: int) -> Tensor:
+    """(draws, B, h, w) random maps: those of an image depend on its number and the seed alone."""
+    of_images = [torch.Generator().manual_seed(seed * 1_000_003 + number) for number in numbers]
+    maps = [torch.rand(draws, *grid, generator=of_image) for of_image in of_images]
+    return torch.stack(maps, 1)
 
 
 def area_under(

@@ -59,17 +59,11 @@ class Fisher(Order):
         if not mixed and not (units.steps(steps) and units.candidates([])):
             return [units.path([])]
         sets = [mask.nonzero().flatten() for mask in units.masks]
-        exchange = self.rearranged and (mixed or all(len(members) == 1 for members in sets))
-        nothing = torch.zeros_like(free)
-        blocks = evaluate.fisher(nothing) if exchange else []
-        diagonal_A = (
-            torch.cat([block.diagonal() for block in blocks])
-            if exchange
-            else evaluate.slopes(nothing)[1]
-        )
+        exchange = self.rearranged and (mixed or {*map(len, sets)} <= {1})
+        blocks, diagonal_A = _information(evaluate, torch.zeros_like(free), exchange)
         refuse_unscored(diagonal_A, torch.ones_like(free), layout, "masking order fisher")
         saving_A = savings(units.limits, layout).clamp(min=1e-12)
-        price_G = [float(diagonal_A[members].sum() / saving_A[members].sum()) for members in sets]
+        price_G = _prices(sets, diagonal_A, saving_A)
         if mixed:
             path = knapsack_path(diagonal_A, units, layout, steps, multiple=self.multiple)
         else:
@@ -80,15 +74,26 @@ class Fisher(Order):
         if not exchange:
             return [path]
         off = rearrange(layout, blocks, path.masks()[-1], free)
-        if not mixed:
-            return [
-                units.path(
-                    sorted((g for g, unit in enumerate(sets) if off[unit]), key=price_G.__getitem__)
-                )
-            ]
-        return [
-            bundled(list(off.nonzero()[(diagonal_A / saving_A)[off].argsort(stable=True)]), layout)
-        ]
+        if mixed:
+            cheapest_first = (diagonal_A / saving_A)[off].argsort(stable=True)
+            return [bundled(list(off.nonzero()[cheapest_first]), layout)]
+        gone = [number for number, unit in enumerate(sets) if off[unit]]
+        return [units.path(sorted(gone, key=price_G.__getitem__))]
+
+
+def _prices(sets: Sequence[Tensor], diagonal_A: Tensor, saving_A: Tensor) -> list[float]:
+    """(G,) Fisher information of each set, per saving."""
+    return [float(diagonal_A[members].sum() / saving_A[members].sum()) for members in sets]
+
+
+def _information(
+    evaluate: Evaluate, nothing: Tensor, blocks: bool
+) -> tuple[Sequence[Tensor], Tensor]:
+    """Return F's blocks, (H, H) per site, and its diagonal, (A,), at a mask. blocks: False leaves them out."""
+    if not blocks:
+        return [], evaluate.slopes(nothing)[1]
+    of_sites = evaluate.fisher(nothing)
+    return of_sites, torch.cat([block.diagonal() for block in of_sites])
 
 
 def rearrange(layout: HeadLayout, blocks: Sequence[Tensor], mask: Tensor, among: Tensor) -> Tensor:

@@ -120,25 +120,12 @@ class Given:
         return Choice(masked, row.get("rescale", "") in ("1", "True"), chosen_by)
 
     def _point(self, path: str, rows: list[dict[str, str]]) -> dict[str, str]:
-        if (self.step is None) == (self.remove is None):
-            raise UserError(
-                "step: give either step (a point of the curve) or remove (the number of heads off)."
-            )
-        names = sorted({row["curve"] for row in rows})
-        name = self.curve if self.curve is not None or len(names) > 1 else names[0]
-        if name not in names:
-            raise UserError(
-                f"curve: {path} has {', '.join(names)}, got {name}. Give curve=<one of them>."
-            )
+        option, column, wanted = self._asked()
+        name = self._name_of_curve(path, rows)
         # a mean over random repeats names no heads; of several repeats the first is taken
         points = [
             row for row in rows if row["curve"] == name and (row["masked"] or row["step"] == "0")
         ]
-        by_step = self.step is not None
-        option, column, wanted = (
-            ("step", "step", self.step) if by_step else ("remove", "heads_masked", self.remove)
-        )
-        assert wanted is not None
         if wrong := [row[column] for row in points if not _whole(row[column])]:
             raise UserError(
                 f"heads: {path}, column {column}: expected whole numbers, got {quoted(wrong[0])}."
@@ -150,6 +137,26 @@ class Given:
                 f"{option}: {name} in {path} has no point with {wanted}; the nearest is {nearest}."
             )
         return points[numbers.index(wanted)]
+
+    def _asked(self) -> tuple[str, str, int]:
+        """Return the option that names the point, its column in the table, and its number there."""
+        if self.step is not None and self.remove is None:
+            return "step", "step", self.step
+        if self.remove is not None and self.step is None:
+            return "remove", "heads_masked", self.remove
+        raise UserError(
+            "step: give either step (a point of the curve) or remove (the number of heads off)."
+        )
+
+    def _name_of_curve(self, path: str, rows: list[dict[str, str]]) -> str:
+        """Return the curve that was asked for, or the only one of the table."""
+        names = sorted({row["curve"] for row in rows})
+        name = self.curve if self.curve is not None or len(names) > 1 else names[0]
+        if name not in names:
+            raise UserError(
+                f"curve: {path} has {', '.join(names)}, got {name}. Give curve=<one of them>."
+            )
+        return name
 
 
 def _listed(layout: HeadLayout, heads: list[Any], where: str) -> Tensor:

@@ -22,7 +22,7 @@ from mhprobe.data.batch import Batch, Walk
 from mhprobe.errors import UserError, quoted
 from mhprobe.gates import gates_of, remove_gates
 from mhprobe.gates.fill import Fill
-from mhprobe.heads import Kind
+from mhprobe.heads import HeadLayout, Kind
 from mhprobe.io.progress import progress
 from mhprobe.io.tensors import digest
 from mhprobe.io.written import counted
@@ -386,12 +386,7 @@ def prune(
     refuse_unprunable(model)  # before anything is evaluated
     check_fill(model, removal.fold, "fold")
     layout = layout_of(model)
-    if not isinstance(source, OnPath) and rounds > 1:
-        raise UserError(
-            f"rounds: {rounds} rounds need heads that are chosen anew in each: prune=order."
-        )
-    if not isinstance(source, Given):
-        source.check(model, rounds)
+    _check_source(source, model, rounds)
     preset = source.choose(model) if isinstance(source, Given) else None
     looked_at = _looked_at(source, preset, judge.selection, chosen_by)
     judge.show(model.to(judge.selection.device).eval())
@@ -410,20 +405,13 @@ def prune(
         start = time.perf_counter()
         fill = judge.selection.stands_in(now, removal.fold)
         fills.append(fill)
-        choice = preset
         if source.guarantee is not None and promised:
             choice, record.promise = _promised(source, preset, now, judge, fill)
             if not record.promise.steps:
                 return record
-        elif isinstance(source, OnPath):
-            evaluate = judge.evaluate(now, source.rescale, fill)
-            first = judge.selection.first
-            with judge.choosing():
-                choice, left = source.choose(now, evaluate, first, layout, left, number / rounds)
-        elif isinstance(source, ShownChooser):
-            with judge.choosing():
-                choice = source.choose(now, judge)
-        assert choice is not None
+        else:
+            this = _Round(now, fill, layout, left, number / rounds)
+            choice, left = _choose(source, preset, judge, this)
         record.minutes += (time.perf_counter() - start) / 60
         record.gone, record.rescaled = removed_after(record.gone, choice.mask), choice.rescale
         record.scores = choice.scores
@@ -449,6 +437,50 @@ def prune(
     )
     remove_gates(now)
     return dataclasses.replace(record, model=now.eval())
+
+
+def _check_source(source: Source, model: nn.Module, rounds: int) -> None:
+    """Raise UserError for heads that cannot be chosen in so many rounds, or not on this model."""
+    if not isinstance(source, OnPath) and rounds > 1:
+        raise UserError(
+            f"rounds: {rounds} rounds need heads that are chosen anew in each: prune=order."
+        )
+    if not isinstance(source, Given):
+        source.check(model, rounds)
+
+
+class _Round(NamedTuple):
+    """A round of choosing.
+
+    model: what the rounds before have left, with gates. fill: for its removed heads. loaded: the
+    units before all rounds. left: the share that is left of the cost. share: of the way to the
+    goal, at the end of this round.
+    """
+
+    model: nn.Module
+    fill: Fill | None
+    loaded: HeadLayout
+    left: float
+    share: float
+
+
+def _choose(
+    source: Source, preset: Choice | None, judge: Judge, this: _Round
+) -> tuple[Choice, float]:
+    """Return what goes in a round, without a promise, and the share of the cost that is left behind it.
+
+    preset: of ``Given`` heads.
+    """
+    if isinstance(source, OnPath):
+        evaluate = judge.evaluate(this.model, source.rescale, this.fill)
+        first = judge.selection.first
+        with judge.choosing():
+            return source.choose(this.model, evaluate, first, this.loaded, this.left, this.share)
+    if isinstance(source, ShownChooser):
+        with judge.choosing():
+            return source.choose(this.model, judge), this.left
+    assert preset is not None
+    return preset, this.left
 
 
 def _images_of(walk: Walk) -> Callable[[], Iterator[Tensor]]:

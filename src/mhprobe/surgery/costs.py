@@ -20,7 +20,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -287,9 +287,7 @@ def _table_of_file(file: Path, wanted: Mapping[str, Any], layout: HeadLayout) ->
     table: Any = None
     with contextlib.suppress(OSError, ValueError):
         table = json.loads(file.read_text())
-    if not isinstance(table, dict) or not all(
-        fits(table.get(key), hint) for key, hint in OF_TABLE.items()
-    ):
+    if not _is_table(table):
         raise UserError(
             f"latency_table: {file} is no table of latency. Name a file that is not there yet."
         )
@@ -301,14 +299,27 @@ def _table_of_file(file: Path, wanted: Mapping[str, Any], layout: HeadLayout) ->
                 f"{quoted(value)}. Name a "
                 f"file that is not there yet: it is measured here."
             )
-    widths, times = ([len(row) for row in table[key]] for key in ("widths", "seconds"))
-    every_site = len(times) == len(layout.sites) and all(widths)
-    if widths != times or not every_site or table["whole"] <= 0:
+    if not _is_whole(table, layout):
         raise UserError(
             f"latency_table: {file} is damaged: numbers are missing. Name a file that is not there "
             "yet."
         )
     return table
+
+
+def _is_table(table: Any) -> TypeGuard[dict[str, Any]]:
+    """Return True for a dict with the keys of a table of latency, of their types."""
+    return isinstance(table, dict) and all(
+        fits(table.get(key), hint) for key, hint in OF_TABLE.items()
+    )
+
+
+def _is_whole(table: Mapping[str, Any], layout: HeadLayout) -> bool:
+    """Return True if a table has as many times as widths of every site, and a time of the whole network."""
+    widths = list(map(len, table["widths"]))
+    times = list(map(len, table["seconds"]))
+    every_site = len(times) == len(layout.sites) and all(widths)
+    return widths == times and every_site and not table["whole"] <= 0
 
 
 def same_share_everywhere(layout: HeadLayout, share: float, multiple: int | None = None) -> Tensor:

@@ -15,8 +15,8 @@ output channels.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,9 @@ from mhprobe.recording.state import inspecting
 from mhprobe.surgery.removal import ProjBias
 
 Per = Literal["head", "weights"]
+Stream = tuple[
+    int, Tensor, Tensor
+]  # images; what enters a block of the pruned network, of the whole
 
 
 @torch.no_grad()
@@ -62,34 +65,64 @@ def repair(
     layout = layout_of(dense)
     _refuse_hidden(pruned, dense, layout)
     heads = _heads_left(pruned, layout)
-    lost = [site for site, left in heads.items() if left or proj_bias == "keep"]
+    lost = list(heads) if proj_bias == "keep" else [site for site, left in heads.items() if left]
     if not lost:
         return
     show = progress("repairing", len(lost), "layers")
     with inspecting(pruned, gradients=False), inspecting(dense, gradients=False), show as done:
         ours = _pieces(pruned)
         theirs = _pieces(dense)
-        streams = [(len(x), ours.stem(x), theirs.stem(x)) for x in filter(len, batches())]
-        if not streams:
-            raise UserError("repair: no images to repair with, expected at least one.")
+        streams = _streams(ours, theirs, batches())
         for number, (mine, whole_block) in enumerate(zip(ours.blocks, theirs.blocks, strict=True)):
-            # of a block the attention first, then the MLP behind it
-            for site in [site for site in lost if site.block == number or len(ours.blocks) == 1]:
-                projection = family_of(pruned).seam(pruned, site).output
-                whole_projection = family_of(dense).seam(dense, site).output
-                size = sum(projection.weight.shape[:2])
-                moments = Moments.zeros(1, size, projection.weight.device)
-                with _passing(projection, whole_projection) as seen:
-                    for images, x, y in streams:
-                        mine(x)
-                        whole_block(y)
-                        moments.add(_joined(site, seen, images))
-                if per == "weights" or not heads[site]:
-                    _solve_weights(projection, moments, ridge)
-                else:
-                    _solve_factors(projection, moments, site.head_dim, ridge)
+            for site in _sites_of_block(lost, number, len(ours.blocks)):
+                written = _Layer(site, mine, family_of(pruned).seam(pruned, site).output)
+                wanted = _Layer(site, whole_block, family_of(dense).seam(dense, site).output)
+                moments = _moments(written, wanted, streams)
+                by_head = per == "head" and heads[site] > 0
+                _solve(written, moments, ridge, by_head)
                 done(1)
             streams = [(images, mine(x), whole_block(y)) for images, x, y in streams]
+
+
+class _Layer(NamedTuple):
+    """A site, the block that it is in, and its output projection."""
+
+    site: HeadSite
+    block: Callable[[Tensor], Tensor]
+    projection: Any
+
+
+def _streams(ours: Segments, theirs: Segments, batches: Iterable[Tensor]) -> list[Stream]:
+    """Return what enters the first block of both networks. UserError for no images."""
+    streams = [(len(x), ours.stem(x), theirs.stem(x)) for x in filter(len, batches)]
+    if not streams:
+        raise UserError("repair: no images to repair with, expected at least one.")
+    return streams
+
+
+def _sites_of_block(lost: Sequence[HeadSite], number: int, blocks: int) -> list[HeadSite]:
+    """Return the sites of a block: the attention first, then the MLP behind it. blocks: one holds all sites."""
+    return [site for site in lost if site.block == number or blocks == 1]
+
+
+def _moments(written: _Layer, wanted: _Layer, streams: Iterable[Stream]) -> Moments:
+    """Return second moments over all tokens: of what enters the pruned projection beside what the whole one writes."""
+    weight = written.projection.weight
+    moments = Moments.zeros(1, sum(weight.shape[:2]), weight.device)
+    with _passing(written.projection, wanted.projection) as seen:
+        for images, x, y in streams:
+            written.block(x)
+            wanted.block(y)
+            moments.add(_joined(written.site, seen, images))
+    return moments
+
+
+def _solve(layer: _Layer, moments: Moments, ridge: float, by_head: bool) -> None:
+    """Change the projection of a layer, in place. by_head: by a factor for each of its heads."""
+    if by_head:
+        _solve_factors(layer.projection, moments, layer.site.head_dim, ridge)
+    else:
+        _solve_weights(layer.projection, moments, ridge)
 
 
 def _refuse_options(per: Per, ridge: float, batches: Any) -> None:

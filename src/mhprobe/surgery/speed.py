@@ -10,13 +10,14 @@ Shapes: B images of a batch.
 import functools
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import attach, channels_of, input_spec, layout_of
+from mhprobe.heads import HeadLayout, Kind
 from mhprobe.surgery.costs import (
     count_flops,
     count_parameters,
@@ -53,11 +54,8 @@ def speed_table(
     forward pass holds at once), each with dense_ beside it.
     """
     layout = layout_of(dense)
-    masks = (
-        {f"{100 * share:.0f} % removed": same_share_everywhere(layout, share) for share in SHARES}
-        if masks is None
-        else masks
-    )
+    if masks is None:
+        masks = _masks_of_shares(layout)
     plain = prune_heads(dense, []).eval()  # gates multiplied in
     pruned = {
         name: prune_heads(plain, mask, units=layout.kinds).eval() for name, mask in masks.items()
@@ -83,10 +81,9 @@ def speed_table(
             taken = dict(zip(variants, interleaved(works, rounds, seconds), strict=True))
         memory = {key: peak_memory(model, images) for key, model in variants.items()}
         for name, model in pruned.items():
-            left = {f"{kind}s": layout_of(model, {kind}).num_heads for kind in sorted(layout.kinds)}
             row: Row = {
                 "removed": name,
-                **left,
+                **_units_left(model, layout.kinds),
                 "device": device_name(first.device),
                 "batch": batch,
             }
@@ -95,14 +92,7 @@ def speed_table(
                 "masked": taken["masked", ""],
                 "pruned": taken["pruned", name],
             }
-            for kind, times in clocked.items():
-                rate, low, high = median_interval([batch / t for t in times])
-                row |= {f"{kind}_images_per_s": rate, f"{kind}_low": low, f"{kind}_high": high}
-            pairs = list(zip(*clocked.values(), strict=True))
-            row["speedup"], row["speedup_low"], row["speedup_high"] = median_interval(
-                [d / p for d, _, p in pairs]
-            )
-            row["over_masked"] = statistics.median(m / p for _, m, p in pairs)
+            row |= _rates(clocked, batch) | _speedups(clocked)
             row |= {
                 "predicted": flops[""] / flops[name],
                 "flops": flops[name],
@@ -116,6 +106,43 @@ def speed_table(
             rows.append(row)
         show(1)
     return rows
+
+
+def _masks_of_shares(layout: HeadLayout) -> dict[str, Tensor]:
+    """Return masks of ``SHARES`` of every layer's units, by their names in the table."""
+    return {
+        f"{100 * share:.0f} % removed": same_share_everywhere(layout, share) for share in SHARES
+    }
+
+
+def _units_left(model: nn.Module, kinds: Iterable[Kind]) -> Row:
+    """Return the number of units of each kind that a network has, as "heads" and "neurons"."""
+    return {f"{kind}s": layout_of(model, {kind}).num_heads for kind in sorted(kinds)}
+
+
+def _rates(clocked: Mapping[str, Sequence[float]], batch: int) -> Row:
+    """Return images per second of each network with their intervals. clocked: seconds of each round."""
+    row: Row = {}
+    for network, times in clocked.items():
+        rate, low, high = median_interval([batch / t for t in times])
+        row |= {f"{network}_images_per_s": rate, f"{network}_low": low, f"{network}_high": high}
+    return row
+
+
+def _speedups(clocked: Mapping[str, Sequence[float]]) -> Row:
+    """Return how much faster the pruned network is, from ratios within rounds.
+
+    clocked: seconds of each round, of "dense", "masked" and "pruned".
+    """
+    dense, masked, pruned = (clocked[network] for network in ("dense", "masked", "pruned"))
+    speedup, low, high = median_interval([d / p for d, p in zip(dense, pruned, strict=True)])
+    over_masked = statistics.median(m / p for m, p in zip(masked, pruned, strict=True))
+    return {
+        "speedup": speedup,
+        "speedup_low": low,
+        "speedup_high": high,
+        "over_masked": over_masked,
+    }
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float, float]:

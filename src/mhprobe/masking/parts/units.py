@@ -171,17 +171,14 @@ def constrain(units: Units, limits: Limits, where: str, multiple: int | None = N
     go together, and one step's units stay, so that a network is left; None where all may go.
     """
     floor, targets, layout = limits.min_heads_per_layer, limits.targets, limits.layout
-    if floor < 0:
-        raise UserError(
-            f"{where}.min_heads_per_layer: expected a whole number from 0, got {quoted(floor)}."
-        )
+    _refuse_floor(floor, where)
+    together = multiple or 1
     units = dataclasses.replace(units, limits=limits if floor or targets else None)
     most_A = units.masks.any(0)
     kept_UA = units.masks
     if "neuron" in layout.kinds:
-        first_A = [u < (1 if site.kind == "head" else multiple or 1) for _, u, site in layout]
-        kept_UA = kept_UA & torch.tensor(first_A)
-        _keep_floor(most_A, layout, floor, multiple or 1)
+        kept_UA = kept_UA & _first_of_each_site(layout, together)
+        _keep_floor(most_A, layout, floor, together)
     elif not limits.reached(torch.zeros_like(most_A)) and not units.candidates([]):
         raise UserError(
             f"{where}: min_heads_per_layer={floor} leaves no unit to mask: each would take a layer "
@@ -193,6 +190,20 @@ def constrain(units: Units, limits: Limits, where: str, multiple: int | None = N
         most_A = _all_but_costliest(most_A, kept_UA, targets)
     check_reached(units, most_A, where)
     return units
+
+
+def _refuse_floor(floor: int, where: str) -> None:
+    if floor < 0:
+        raise UserError(
+            f"{where}.min_heads_per_layer: expected a whole number from 0, got {quoted(floor)}."
+        )
+
+
+def _first_of_each_site(layout: HeadLayout, multiple: int) -> Tensor:
+    """(A,) bool, the first head of each site with heads, and the first ``multiple`` of each with neurons."""
+    return torch.tensor(
+        [unit < (1 if site.kind == "head" else multiple) for _, unit, site in layout]
+    )
 
 
 def _keep_floor(most_A: Tensor, layout: HeadLayout, floor: int, multiple: int) -> None:
@@ -299,6 +310,32 @@ def until(
     the network gains.
     """
     limits = limits or Limits(layout)
+    gone = _cheapest_first(sets, price_G, layout, limits, steps)
+    off = torch.zeros(layout.num_heads, dtype=torch.bool)
+    for number in gone:
+        off[sets[number]] = True
+    if not limits.reached(off):
+        return gone
+    for number in reversed([number for number in gone[:-1] if price_G[number] >= 0]):
+        off[sets[number]] = False
+        if limits.reached(off):
+            gone.remove(number)
+        else:
+            off[sets[number]] = True
+    return gone
+
+
+def _cheapest_first(
+    sets: Sequence[Tensor],
+    price_G: Sequence[float],
+    layout: HeadLayout,
+    limits: Limits,
+    steps: int | None,
+) -> list[int]:
+    """Return the sets that go, lowest price first, until the target is met or so many steps are made.
+
+    A set that would take a layer below the floor is passed over.
+    """
     site_of = layout.site_of_head.tolist()
     left_of_site = [site.num_heads for site in layout.sites]
     off = torch.zeros(layout.num_heads, dtype=torch.bool)
@@ -315,14 +352,6 @@ def until(
             left_of_site[site] -= 1
         off[sets[number]] = True
         gone.append(number)
-    if not limits.reached(off):
-        return gone
-    for number in reversed([number for number in gone[:-1] if price_G[number] >= 0]):
-        off[sets[number]] = False
-        if limits.reached(off):
-            gone.remove(number)
-        else:
-            off[sets[number]] = True
     return gone
 
 
