@@ -46,19 +46,12 @@ def over_networks(runs: Mapping[str, Run]) -> Result:
     """
     benches = {name: run for name, run in runs.items() if TABLE in run.tables}
     kept = [run.bench() for run in benches.values()] if len(benches) > 1 else []
-    networks, images = ({about[key] for _, about in kept} for key in ("network", "images"))
+    abouts = [about for _, about in kept]
+    networks = {about["network"] for about in abouts}
     if len(networks) < 2:
         return Result()
-    if len(networks) < len(benches):
-        raise UserError(
-            "compare: two benches are of one network, expected one of each. Leave out the others."
-        )
-    if len(images) > 1:
-        raise UserError(
-            "compare: the benches tested on different images. Give all the same data and "
-            "data.limit_test."
-        )
-    tables = [_cells(run) for run in benches.values()]
+    _refuse_unlike(abouts)
+    tables = list(map(_cells, benches.values()))
     shared = set.intersection(*map(set, tables))
     if not shared:
         raise UserError(
@@ -66,9 +59,9 @@ def over_networks(runs: Mapping[str, Run]) -> Result:
         )
     rows: list[dict[str, Any]] = []
     right: dict[Cell, dict[str, Tensor]] = {}
+    seeds = _by_method_and_budget(shared)
     for network, (table, (flags, _)) in enumerate(zip(tables, kept, strict=True)):
-        for method, budget in sorted({cell[:2] for cell in shared}):
-            cells = [cell for cell in shared if cell[:2] == (method, budget)]
+        for (method, budget), cells in seeds.items():
             mine = Cell(method, budget, network)
             rows.append(_means([table[cell] for cell in cells]) | mine._asdict())
             right[mine] = _shares_right(cells, flags)
@@ -79,10 +72,31 @@ def over_networks(runs: Mapping[str, Run]) -> Result:
     return ranked(rows, right, of, set.union(*map(set, tables)) - shared)._replace(about=about)
 
 
+def _refuse_unlike(abouts: Sequence[Mapping[str, Any]]) -> None:
+    """Raise UserError for two benches of one network, and for other test images. abouts: of each bench."""
+    if len({about["network"] for about in abouts}) < len(abouts):
+        raise UserError(
+            "compare: two benches are of one network, expected one of each. Leave out the others."
+        )
+    if len({about["images"] for about in abouts}) > 1:
+        raise UserError(
+            "compare: the benches tested on different images. Give all the same data and "
+            "data.limit_test."
+        )
+
+
 def _cells(run: Run) -> dict[Cell, dict[str, Any]]:
     """Return the rows of a bench by cell, without those that failed."""
     rows = [row for row in run.tables[TABLE].dicts() if row["note"] is None]
     return {Cell(row["method"], row["budget"], row["seed"]): row for row in rows}
+
+
+def _by_method_and_budget(cells: Iterable[Cell]) -> dict[tuple[str, float], list[Cell]]:
+    """Return the cells of each method at each budget, which differ in their seeds."""
+    seeds: dict[tuple[str, float], list[Cell]] = {}
+    for cell in sorted(cells):
+        seeds.setdefault((cell.method, cell.budget), []).append(cell)
+    return seeds
 
 
 def _means(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -10,12 +10,13 @@ import itertools
 import math
 import shlex
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 
 from mhprobe.errors import UserError, nearest
 from mhprobe.io.tensors import Outcomes
@@ -84,31 +85,15 @@ def several(runs: Sequence[Run], over: Sequence[str] = ("seed",)) -> dict[str, R
     ones = _ones(runs, over)
     groups = from_rows(_groups(ones))
     stepped = _steps(ones)
-    accuracies = [
-        {
-            "run": one.name,
-            "group": one.group,
-            **one.values,
-            **dict(zip(ACCURACY, one.accuracy, strict=True)),
-        }
-        for one in ones
-        if one.accuracy is not None
-    ]
-    points, alike = _curves(ones), _agreement(ones)
-    timed = [row for one in ones if (row := _timed(one))]
+    names_of_runs = [one.name for one in ones]
     networks = [str(run.config.get("name")) for run in runs]
     if len(set(networks)) < len(networks):
-        networks = [one.name for one in ones]
-    tested = rows_of_pairs(runs, [one.name for one in ones])
-    of_runs = Result(
-        from_rows(accuracies), figure.runs(accuracies, groups) if accuracies else None, drawn="runs"
-    )
-    lines = Result(
-        from_rows(points), figure.run_curves(points) if points else None, drawn="run_curves"
-    )
-    ranks = Result(
-        from_rows(alike), figure.run_agreement(alike) if alike else None, drawn="run_agreement"
-    )
+        networks = names_of_runs
+    tested = rows_of_pairs(runs, names_of_runs)
+    of_runs = _drawn(_accuracies(ones), "runs", lambda rows: figure.runs(rows, groups))
+    lines = _drawn(_curves(ones), "run_curves", figure.run_curves)
+    ranks = _drawn(_agreement(ones), "run_agreement", figure.run_agreement)
+    timed = [row for one in ones if (row := _timed(one))]
     results = {
         "runs": of_runs.saying(*RIGHT),
         "groups": Result(groups).saying(*RIGHT),
@@ -125,9 +110,7 @@ def several(runs: Sequence[Run], over: Sequence[str] = ("seed",)) -> dict[str, R
         "agreement": ranks.saying(
             "rank correlation over heads", "the runs rank the heads more alike"
         ),
-        "speed": Result(from_rows(timed), pareto(timed) if timed else None, drawn="pareto").saying(
-            *RIGHT
-        ),
+        "speed": _drawn(timed, "pareto", pareto).saying(*RIGHT),
         RANKING: over_networks(dict(zip(networks, runs, strict=True))),
         "claims": matrix(
             {name: run.rows("claims") for name, run in zip(networks, runs, strict=True)}
@@ -242,6 +225,29 @@ def data_of_runs(runs: Sequence[Run]) -> tuple[str, Sample]:
     if len(counts) > 1:
         images = images._replace(words=f"n = {counts[0]:,} to {counts[-1]:,} test images")
     return ", ".join(data), images
+
+
+def _drawn(
+    rows: Sequence[Mapping[str, Any]],
+    kind: str,
+    draw: Callable[[Sequence[Mapping[str, Any]]], Figure],
+) -> Result:
+    """Return a table of rows, with its kind of figure where there are any."""
+    return Result(from_rows(rows), draw(rows) if rows else None, drawn=kind)
+
+
+def _accuracies(ones: Sequence[One]) -> list[dict[str, Any]]:
+    """Return a row per run that has an accuracy: its group, its settings, the interval over images."""
+    return [
+        {
+            "run": one.name,
+            "group": one.group,
+            **one.values,
+            **dict(zip(ACCURACY, one.accuracy, strict=True)),
+        }
+        for one in ones
+        if one.accuracy is not None
+    ]
 
 
 def _ones(runs: Sequence[Run], over: Sequence[str]) -> list[One]:
@@ -491,17 +497,27 @@ def rows_of_pairs(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, A
     """
     if not any(run.of_step for run in runs):
         return pairs_of_runs([run.outcomes() for run in runs], names)
+    rows = [
+        {"curve": curve, **row}
+        for curve, right in _outcomes_by_curve(runs).items()
+        for row in pairs_of_runs(right, names)
+        if not row["untested"]
+    ]
+    adjusted = holm(torch.tensor([row["p"] for row in rows], dtype=torch.float64)).tolist()
+    return [{**row, "p_holm": p} for row, p in zip(rows, adjusted, strict=True)]
+
+
+def _outcomes_by_curve(runs: Sequence[Run]) -> dict[str, list[Outcomes | None]]:
+    """Return the outcomes of every run by curve: those of its masked network, or of the whole one without masks."""
     masked = [run.masked_outcomes() for run in runs]
-    rows: list[dict[str, Any]] = []
-    for curve in dict.fromkeys(name for of in masked for name in of):
-        right = [
+    curves = dict.fromkeys(name for of in masked for name in of)
+    return {
+        curve: [
             of.get(curve) if run.of_step else run.outcomes()
             for run, of in zip(runs, masked, strict=True)
         ]
-        tested = [row for row in pairs_of_runs(right, names) if not row["untested"]]
-        rows += [{"curve": curve, **row} for row in tested]
-    adjusted = holm(torch.tensor([row["p"] for row in rows], dtype=torch.float64)).tolist()
-    return [{**row, "p_holm": p} for row, p in zip(rows, adjusted, strict=True)]
+        for curve in curves
+    }
 
 
 def of_steps(rows: Sequence[Mapping[str, Any]]) -> list[str]:

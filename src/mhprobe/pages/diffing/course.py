@@ -64,15 +64,25 @@ def files_along(given: Along, epochs: Sequence[Path]) -> list[Path]:
     """
     if given is None:
         return [epochs[at] for at in evenly_spread(MOST, len(epochs))]
+    files = _there(given)
+    if len(files) > 1 or not files[0].is_dir():
+        return files
+    return _weights_in(files[0])
+
+
+def _there(given: str | Path | Sequence[str | Path]) -> list[Path]:
+    """Return paths as they were given. UserError for one that is not there, and for what is none."""
     if not isinstance(given, str | Path | list | tuple) or not given:
         raise UserError(f"diff: along: expected a folder or files, got {quoted(given)}.")
-    places = [given] if isinstance(given, str | Path) else list(given)
+    places = [given] if isinstance(given, str | Path) else given
     files = [Path(place).expanduser() for place in places]
     if missing := [file for file in files if not file.exists()]:
         raise UserError(f"diff: along: {missing[0]}: there is no such file.")
-    folder = files[0]
-    if len(files) > 1 or not folder.is_dir():
-        return files
+    return files
+
+
+def _weights_in(folder: Path) -> list[Path]:
+    """Return the epochs that a run has kept in a folder, or its files of weights. UserError for none."""
     found = list(kept_epochs(folder)) or sorted(
         (file for file in folder.iterdir() if file.suffix in SUFFIXES), key=_by_numbers
     )

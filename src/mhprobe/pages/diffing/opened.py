@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import gives_features
-from mhprobe.data.archive import LeftOut
 from mhprobe.data.augment import channels_shown, normalise
 from mhprobe.data.decoding import Levels, Size, decode, levels_given, refuse_bombs
 from mhprobe.data.draws import evenly_spread
@@ -24,6 +23,7 @@ from mhprobe.errors import UserError, quoted, short
 from mhprobe.io.readings import Reading
 from mhprobe.io.written import counted
 from mhprobe.pages.looking.network import FOUND, Asked, OpenNetwork, coloured, network_to_look_at
+from mhprobe.pages.looking.photographs import read_each
 
 Given = nn.Module | str | Path | OpenNetwork
 
@@ -268,17 +268,7 @@ def pictures(
         raise UserError(
             "diff: levels: is of files; a tensor of images has been read. Leave it out."
         )
-    fits = isinstance(images, Tensor) and images.dim() == 4
-    greyed = {3} if fits and channels == 1 and images.dtype == torch.uint8 else set()
-    if not fits or images.shape[1] not in {channels} | greyed:
-        got = tuple(images.shape) if isinstance(images, Tensor) else quoted(images)
-        raise UserError(
-            f"diff: images: expected a folder, or a tensor (N, {channels}, height, width), got {got}."
-        )
-    if images.dtype != torch.uint8 and not images.is_floating_point():
-        raise UserError(
-            f"diff: images: expected uint8 pixels, or normalised floats, got {images.dtype}."
-        )
+    _refuse_no_images(images, channels)
     if labels is not None and (labels.shape != (len(images),) or labels.dtype != torch.int64):
         raise UserError(
             f"diff: labels: expected ({len(images)},) int64, one class per image, got "
@@ -294,6 +284,20 @@ def _refuse_few(count: int, where: str, left_out: Sequence[str] = ()) -> None:
         raise UserError(
             f"diff: {where}: expected at least {LEAST} photographs, got {count}: fewer leave the "
             f"tests nothing to vary over.{because}"
+        )
+
+
+def _refuse_no_images(images: Any, channels: int) -> None:
+    """Raise UserError for what is no tensor of images of so many channels; colours in uint8 fit 1, too."""
+    expected = f"diff: images: expected a folder, or a tensor (N, {channels}, height, width)"
+    if not isinstance(images, Tensor):
+        raise UserError(f"{expected}, got {quoted(images)}.")
+    fitting = {1, 3} if channels == 1 and images.dtype == torch.uint8 else {channels}
+    if images.dim() != 4 or images.shape[1] not in fitting:
+        raise UserError(f"{expected}, got {tuple(images.shape)}.")
+    if images.dtype != torch.uint8 and not images.is_floating_point():
+        raise UserError(
+            f"diff: images: expected uint8 pixels, or normalised floats, got {images.dtype}."
         )
 
 
@@ -314,34 +318,39 @@ def _photographs(
     every = suited(every, channels)
     _refuse_few(min(len(every), limit), str(folder))
     refuse_bombs()
-    read, left_out = {}, list[str]()
     taken = [every[number] for number in evenly_spread(limit, len(every))]
-    faults: LeftOut = {}
     readings: Notes = []
     wide = OfSet(archive, taken, readings)  # one white for all files of more than 8 bits
-    for name, data in archive.read(taken, faults):
-        try:
-            image = decode(data, size, True, name, levels or wide.levels)
-            read[name] = of_channels(image, channels, name)
-        except UserError as error:
-            left_out.append(f"Left out: {str(error).removeprefix('root: ')}")
-    left_out += [f"Left out: {str(error).removeprefix('root: ')}" for error in faults.values()]
-    left_out += [f"{one._replace(option=f'--{one.option}')}." for one in readings]
+
+    def image(data: bytes, name: str) -> np.ndarray:
+        decoded = decode(data, size, True, name, levels or wide.levels)
+        return of_channels(decoded, channels, name)
+
+    read, left_out = read_each(archive, taken, image)
+    notes = _in_words(left_out, readings)
     names = sorted(read)
-    _refuse_few(len(names), str(folder), left_out)
+    _refuse_few(len(names), str(folder), notes)
     if len(every) > limit:
-        left_out.insert(
-            0, f"{len(names)} of the {len(every)} photographs are taken, evenly by name."
-        )
+        notes.insert(0, f"{len(names)} of the {len(every)} photographs are taken, evenly by name.")
     pixels = torch.from_numpy(np.stack([read[name] for name in names])).permute(0, 3, 1, 2)
     if part := channels_shown(pixels.shape[1]):
-        left_out.append(f"Pictures show {part}.")
+        notes.append(f"Pictures show {part}.")
     if labelled is None:
-        return Pictures(pixels, None, names, left_out)
-    folders = sorted({PurePosixPath(name).parent.name for name in every})
+        return Pictures(pixels, None, names, notes)
+    folders = sorted(set(map(_folder_of, every)))
     classes, reading = _classes(folders, labelled, folder)
-    labels = torch.tensor([classes.index(PurePosixPath(name).parent.name) for name in names])
-    return Pictures(pixels, labels, names, [*left_out, f"{reading}."], len(classes))
+    labels = torch.tensor([classes.index(_folder_of(name)) for name in names])
+    return Pictures(pixels, labels, names, [*notes, f"{reading}."], len(classes))
+
+
+def _in_words(left_out: Sequence[str], readings: Notes) -> list[str]:
+    """Return a sentence per file that was left out, and per reading, which names its option as it is typed."""
+    typed = [one._replace(option=f"--{one.option}") for one in readings]
+    return [*(f"Left out: {line}" for line in left_out), *(f"{reading}." for reading in typed)]
+
+
+def _folder_of(name: str) -> str:
+    return PurePosixPath(name).parent.name
 
 
 def _classes(
@@ -356,23 +365,37 @@ def _classes(
             f"diff: --labelled: {folder} has {len(folders)} folder of photographs, expected one for "
             "each class."
         )
-    order = class_list(labelled.classes)
-    apart = None if order or labelled.known else orders_apart(folders)
-    if isinstance(order, list) or (not order and labelled.known):
-        classes = order if isinstance(order, list) else list(labelled.known)
-        source = "as given" if order else "by the names of the network's classes"
-    else:
-        classes = sorted(folders, key=by_number) if order == "number" else folders
-        source = "as given" if order else "in the order of texts"
+    classes, source, guess = _in_order(folders, labelled)
     if odd := [name for name in folders if name not in classes]:
         raise UserError(
             f"diff: --labelled: {folder} has a folder {quoted(odd[0])}, which is none of the "
             f"{len(classes)} classes ({short(', '.join(classes), 100)}). Name all classes in the "
             "order of the network's logits with --classes FILE, one a line."
         )
-    if apart is not None:
-        source += f"; in the order of numbers {apart[0]} stands in the place of {apart[1]}"
     some = f" of {len(classes)} classes" if len(folders) < len(classes) else ""
     taken = f"{len(folders)} folders{some} ({short(', '.join(classes), 60)})"
-    guess = apart is not None
     return classes, Reading("classes", taken, source, guess, "--classes number" if guess else "")
+
+
+class _Order(NamedTuple):
+    """Classes in the order of the logits, and who says so. guess: another order is as likely."""
+
+    classes: list[str]
+    source: str
+    guess: bool = False
+
+
+def _in_order(folders: list[str], labelled: Labelled) -> _Order:
+    """Order the classes by the user's list or rule, else by the network's names, else as texts."""
+    order = class_list(labelled.classes)
+    if isinstance(order, list):
+        return _Order(order, "as given")
+    if order:
+        return _Order(sorted(folders, key=by_number) if order == "number" else folders, "as given")
+    if labelled.known:
+        return _Order(list(labelled.known), "by the names of the network's classes")
+    source, apart = "in the order of texts", orders_apart(folders)
+    if apart is None:
+        return _Order(folders, source)
+    source += f"; in the order of numbers {apart[0]} stands in the place of {apart[1]}"
+    return _Order(folders, source, guess=True)

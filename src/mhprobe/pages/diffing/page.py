@@ -126,20 +126,13 @@ def diff(  # noqa: PLR0913 -- a notebook's door: each argument is a keyword of i
     images or networks do not allow.
     """
     whole_number("diff: limit", limit, least=1)
-    if isinstance(null, str) and not Path(null).expanduser().exists():
-        one_of("diff", "null", null, Literal["auto", "rounding", "images"])
-    if exported(b) and null not in ("auto", "rounding"):
-        given = quoted(str(null)) if isinstance(null, str | Path) else "a network"
-        raise UserError(
-            f"diff: null: {Path(str(b)).name} is an export, held against what a correct one differs "
-            f"by: rounding. Got {given}, which is for trainings; leave it out."
-        )
+    _refuse_null(null, b)
     task = Task(tolerances(tolerance), null, ablation, kinds_of(measures), along, show_progress)
     asked = Asked(mean, std)
     _refuse_normalised(images, asked)
     with taking(output):
-        first = a if isinstance(a, Opened) else opened(a, asked=asked)
-        other = None if exported(b) else b if isinstance(b, Opened) else opened(b, asked=asked)
+        first = _opened(a, asked)
+        other = None if exported(b) else _opened(b, asked)
         if other is not None:
             refuse_unlike_pair(first, other)  # before the images are blamed
         size, channels = first.spec["size"], len(first.spec["mean"])
@@ -206,6 +199,22 @@ def _refuse_options(a: Opened, b: Side, read: Pictures, task: Task) -> None:
     refuse_no_ablation(task.ablation, b, classes)
 
 
+def _refuse_null(null: Any, b: Any) -> None:
+    """Raise UserError for an unknown word, and for networks and trainings where b is an export."""
+    if isinstance(null, str) and not Path(null).expanduser().exists():
+        one_of("diff", "null", null, Literal["auto", "rounding", "images"])
+    if exported(b) and null not in ("auto", "rounding"):
+        given = quoted(str(null)) if isinstance(null, str | Path) else "a network"
+        raise UserError(
+            f"diff: null: {Path(str(b)).name} is an export, held against what a correct one differs "
+            f"by: rounding. Got {given}, which is for trainings; leave it out."
+        )
+
+
+def _opened(given: Any, asked: Asked) -> Opened:
+    return given if isinstance(given, Opened) else opened(given, asked=asked)
+
+
 def _planned(a: Opened, b: Opened, read: Pictures, task: Task) -> Plan:
     """Choose what is compared. Raises UserError for what cannot be."""
     ours, theirs, classes = _torch(a), b.side, classes_of(a.side)
@@ -217,20 +226,27 @@ def _planned(a: Opened, b: Opened, read: Pictures, task: Task) -> Plan:
     null, why = guessed_null(ours, theirs)
     notes = [*ours.notes, *theirs.notes, *a.notes, *b.notes, *read.notes]
     other = None
-    if isinstance(task.null, str) and task.null in ("auto", "rounding", "images"):
-        notes += [f"{why} (--null chooses.)"] if task.null == "auto" else []
-        null = task.null if task.null != "auto" else null  # type: ignore[assignment]
+    if task.null == "auto":
+        notes.append(f"{why} (--null chooses.)")
+    elif task.null in ("rounding", "images"):
+        null = task.null  # type: ignore[assignment]
     else:
         other = opened(task.null)
-    if "all" in task.limits and read.labels is None and classes:
-        notes.append("The photographs have no labels, so accuracy is not held to the tolerance.")
+    notes += _on_missing_labels(task, read, classes)
     training = other is not None or null == "images"
     files = _files(task, a, b, training, notes)
     if task.kinds is not None:
-        for at, side in enumerate((ours, _measurable(theirs, "measures"))):
-            folds.refuse_unfit(side, at)
+        folds.refuse_unfit(ours, 0)
+        folds.refuse_unfit(_measurable(theirs, "measures"), 1)
     asked = task.kinds is not None or bool(files)
     return Plan(pairs, folds, null, other, training or asked, files, notes)
+
+
+def _on_missing_labels(task: Task, read: Pictures, classes: int) -> list[str]:
+    """Return a note where a tolerance of everything says nothing of accuracy, for want of labels."""
+    if "all" in task.limits and read.labels is None and classes:
+        return ["The photographs have no labels, so accuracy is not held to the tolerance."]
+    return []
 
 
 def _files(task: Task, a: Opened, b: Opened, training: bool, notes: list[str]) -> list[Path]:

@@ -208,36 +208,44 @@ def _described(file: Path, name: str) -> OpenNetwork:
     return OpenNetwork(model, name, spec, recipe, class_names=tuple(about["class_names"]))
 
 
-def _of_timm(
-    name: str, weights: str | Path | None, size: int | None, classifier: bool, asked: Asked
-) -> OpenNetwork:
-    if weights not in (None, "random") and not Path(weights).is_file():
+def _with_weights(
+    name: str, weights: str | Path, classifier: bool, asked: Asked, **sizes: int
+) -> nn.Module:
+    """Build a network of timm with the weights of a file, of any training. UserError where there is none."""
+    if not Path(weights).is_file():
         raise UserError(
             f"look: weights: no file {weights}. Give weights of any training, or random for none."
         )
-
     classes: dict[str, Any] = {} if classifier else {"num_classes": 0}
+    model = model_from(weights, name, asked.prefix, asked.leave_out, **classes, **sizes)
+    note(model, of_foreign(model, name))
+    return model
 
-    def make(**sizes: Any) -> nn.Module:
-        if weights not in (None, "random"):
-            model = model_from(weights, name, asked.prefix, asked.leave_out, **classes, **sizes)
-            note(model, of_foreign(model, name))
-            return model
-        try:
-            own = {"num_classes": None} if classifier else classes
-            return build(name, pretrained=weights is None, **own, **sizes).eval()
-        except UserError as error:
-            if "could not be fetched" not in str(error):
-                raise
-            raise UserError(
-                f"look: the weights of {name} could not be downloaded. Give a file of them "
-                "(--weights FILE), or look "
-                f"at an untrained network (--weights random)."
-            ) from error
 
-    notes = ["It is untrained: its weights are random."] if weights == "random" else []
+def _from_timm(name: str, **options: Any) -> nn.Module:
+    """Build a network of timm. UserError where its weights could not be fetched."""
+    try:
+        return build(name, **options).eval()
+    except UserError as error:
+        if "could not be fetched" not in str(error):
+            raise
+        raise UserError(
+            f"look: the weights of {name} could not be downloaded. Give a file of them "
+            "(--weights FILE), or look "
+            f"at an untrained network (--weights random)."
+        ) from error
+
+
+def _of_timm(
+    name: str, weights: str | Path | None, size: int | None, classifier: bool, asked: Asked
+) -> OpenNetwork:
     sizes = {} if size is None else {"img_size": size}
-    model = make(**sizes)
+    if weights is None or weights == "random":
+        classes = None if classifier else 0
+        model = _from_timm(name, pretrained=weights is None, num_classes=classes, **sizes)
+    else:
+        model = _with_weights(name, weights, classifier, asked, **sizes)
+    notes = ["It is untrained: its weights are random."] if weights == "random" else []
     side, attention = (
         input_spec(model)["size"][0],
         sum(site.attention_size for site in layout_of(model).sites),

@@ -1,8 +1,9 @@
 """Photographs of a folder for a page, and masks of salient objects. Unreadable files are named."""
 
 import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from mhprobe.weights.networks import some
 
 SHOWN = 448  # pixels of a photograph's longer side in a page
 QUALITY = 82  # of its JPEG
+T = TypeVar("T")
+Pixels = np.ndarray[Any, Any]
 
 
 log = logging.getLogger(__name__)
@@ -59,29 +62,25 @@ def photographs(
     of_network = (size, size) if isinstance(size, int) else size
     scale = SHOWN / max(of_network)
     shown = (max(1, round(of_network[0] * scale)), max(1, round(of_network[1] * scale)))
-    faults: LeftOut = {}
     readings: Notes = []
     chosen = [every[number] for number in evenly_spread(limit, len(every))]
     wide = OfSet(archive, chosen, readings)
-    read, left_out = {}, []
+
+    def both(data: bytes, name: str) -> tuple[Pixels, Pixels]:
+        """Decode a file for the network and for the page."""
+        as_read = levels or wide.levels
+        image = decode(data, of_network, True, readable(name), as_read)
+        return (
+            of_channels(image, channels, readable(name)),
+            decode(data, shown, True, readable(name), as_read),
+        )
+
     refuse_bombs()
-    for name, data in archive.read(chosen, faults):
-        try:
-            as_read = levels or wide.levels
-            image = decode(data, of_network, True, readable(name), as_read)
-            read[name] = [
-                of_channels(image, channels, readable(name)),
-                decode(data, shown, True, readable(name), as_read),
-            ]
-        except UserError as error:
-            left_out.append(str(error).removeprefix("root: "))
-    left_out += [str(error).removeprefix("root: ") for error in faults.values()]
+    read, left_out = read_each(archive, chosen, both)
     if not read:
         raise UserError(f"look: {archive.path} has no photographs that can be read: {left_out[0]}")
     names = sorted(read)  # an archive streams in its own order
-    notes = [f"Left out: {line}" for line in left_out]
-    told = [one._replace(option=f"--{one.option}" if one.option else "") for one in readings]
-    notes = [*(f"{reading}." for reading in told), *notes]
+    notes = [*_in_words(readings), *(f"Left out: {line}" for line in left_out)]
     if len(every) > limit:
         notes.insert(
             0,
@@ -93,7 +92,28 @@ def photographs(
         notes.append(f"Pictures show {part}.")
     pixels = torch.from_numpy(images).permute(0, 3, 1, 2)
     pictures = [encoded(three_colours(read[name][1]), "jpeg", quality=QUALITY) for name in names]
-    return Photographs([readable(name) for name in names], pixels, pictures, notes)
+    return Photographs(list(map(readable, names)), pixels, pictures, notes)
+
+
+def read_each(
+    archive: Archive, names: Sequence[str], read: Callable[[bytes, str], T]
+) -> tuple[dict[str, T], list[str]]:
+    """Return what ``read`` makes of each file, by its name, and a line for each that cannot be read."""
+    faults: LeftOut = {}
+    found, left_out = {}, []
+    for name, data in archive.read(names, faults):
+        try:
+            found[name] = read(data, name)
+        except UserError as error:
+            left_out.append(error)
+    lines = [str(error).removeprefix("root: ") for error in (*left_out, *faults.values())]
+    return found, lines
+
+
+def _in_words(readings: Notes) -> list[str]:
+    """Return a sentence per reading, which names its option as it is typed."""
+    typed = [one._replace(option=f"--{one.option}" if one.option else "") for one in readings]
+    return [f"{reading}." for reading in typed]
 
 
 def masks(folder: str | Path, names: list[str], size: tuple[int, int]) -> Tensor:
@@ -103,19 +123,7 @@ def masks(folder: str | Path, names: list[str], size: tuple[int, int]) -> Tensor
     one is missing, or if a name belongs to several.
     """
     archive = open_archive(Path(folder).expanduser())
-    images, files = [file for file in archive.names({}) if is_image(file)], list[str]()
-    for stem in (PurePosixPath(name).stem for name in names):
-        masked, there = (
-            [file for file in of if PurePosixPath(readable(file)).stem == stem]
-            for of in (names, images)
-        )
-        if len(masked) != 1 or len(there) != 1:
-            raise UserError(
-                f"look: masks: {archive.path} has {' and '.join(there) or 'no mask'} for "
-                f"{' and '.join(masked)}; "
-                f"expected one image of the same name, e.g. {stem}.png."
-            )
-        files += there
+    files = _mask_of_each(archive, names)
     decoded = {file: decode(data, size, True, file) for file, data in archive.read(set(files))}
     bright = torch.from_numpy(np.stack([decoded[file].max(-1) for file in files])).float()
     salient = (2 * bright >= bright.amax((1, 2), keepdim=True)) & (bright > 0)
@@ -128,3 +136,24 @@ def masks(folder: str | Path, names: list[str], size: tuple[int, int]) -> Tensor
     if black:
         log.warning("look: masks: %s.", words)
     return resized(salient, size)
+
+
+def _mask_of_each(archive: Archive, names: Sequence[str]) -> list[str]:
+    """Return the image of each photograph's name, up to its ending. UserError where there is not one of both."""
+    images = [file for file in archive.names({}) if is_image(file)]
+    masks = []
+    for name in names:
+        stem = PurePosixPath(name).stem
+        masked, there = _of_stem(names, stem), _of_stem(images, stem)
+        if len(masked) != 1 or len(there) != 1:
+            raise UserError(
+                f"look: masks: {archive.path} has {' and '.join(there) or 'no mask'} for "
+                f"{' and '.join(masked)}; "
+                f"expected one image of the same name, e.g. {stem}.png."
+            )
+        masks += there
+    return masks
+
+
+def _of_stem(files: Sequence[str], stem: str) -> list[str]:
+    return [file for file in files if PurePosixPath(readable(file)).stem == stem]

@@ -53,24 +53,40 @@ def refuse_asked(asked: AskedImages, weights: str) -> None:
             )
     if asked.labels == "none" and asked.place is None:
         raise UserError("--data: expected a folder or archive of photographs, got none.")
-    missing = []
-    if not (weights.startswith(PREFIX) or Path(weights).expanduser().exists()):
-        missing.append(f"{weights} does not exist; expected weights: a file, a run or {PREFIX}...")
-    place, named = asked.place, asked.labels != "none" and asked.place in NAMED
-    if place is not None and not named and not Path(place).expanduser().exists():
-        close = nearest(place, NAMED) if asked.labels != "none" else ""
-        missing.append(
-            f"--data: {place} does not exist; {close}expected a folder or archive of images"
-        )
-    if missing:
+    if missing := [*_missing_weights(weights), *_missing_data(asked)]:
         raise UserError(f"{'; and '.join(missing)}.")
-    if asked.labels == "none" and place is not None:
-        files = suited(listed(place, "--data")[1])
-        if len(files) < 2 * LEAST:
-            raise UserError(
-                f"--data: {place} has {counted(len(files), 'photograph')}, expected at least {2 * LEAST}: "
-                "half of them choose, the others judge."
-            )
+    if asked.labels == "none" and asked.place is not None:
+        _refuse_few_photographs(asked.place)
+
+
+def _missing_weights(weights: str) -> list[str]:
+    """Return the complaint about weights that are not there, if any."""
+    if weights.startswith(PREFIX) or Path(weights).expanduser().exists():
+        return []
+    return [f"{weights} does not exist; expected weights: a file, a run or {PREFIX}..."]
+
+
+def _missing_data(asked: AskedImages) -> list[str]:
+    """Return the complaint about images that are not there, if any. Class folders may have one of ``NAMED``."""
+    place = asked.place
+    if place is None or Path(place).expanduser().exists():
+        return []
+    close = ""
+    if asked.labels != "none":
+        if place in NAMED:
+            return []
+        close = nearest(place, NAMED)
+    return [f"--data: {place} does not exist; {close}expected a folder or archive of images"]
+
+
+def _refuse_few_photographs(place: str) -> None:
+    """Raise UserError for a folder or archive of fewer photographs than choose and judge."""
+    files = suited(listed(place, "--data")[1])
+    if len(files) < 2 * LEAST:
+        raise UserError(
+            f"--data: {place} has {counted(len(files), 'photograph')}, expected at least {2 * LEAST}: "
+            "half of them choose, the others judge."
+        )
 
 
 def read_images(asked: AskedImages, description: Mapping[str, Any], cache: str | Path) -> ImageData:
