@@ -11,7 +11,7 @@ import inspect
 import itertools
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError, quoted, refusing
 from mhprobe.heads import HeadLayout
 from mhprobe.lab.headbench.canvas import draw_images
-from mhprobe.lab.headbench.plants import all_plants, grow
+from mhprobe.lab.headbench.plants import Plant, Planted, all_plants, grow
 from mhprobe.measures.base import Measure
 from mhprobe.recording.measuring import Columns, measure_columns
 from mhprobe.stats.agreement import auroc
@@ -76,14 +76,7 @@ def bench(
     """
     scores: dict[tuple[str, str, str], list[Told]] = defaultdict(list)
     plants = all_plants()
-    named = sorted(
-        {
-            tuple(sign.split(".", 1))
-            for plant in plants.values()
-            for sign in plant.signs
-            if "." in sign
-        }
-    )
+    named = _named_columns(plants.values())
     for family, seed in itertools.product(families, seeds):
         canvas, planted = grow(family, seed)
         look, choose = (draw_images(images, first + seed).batch() for first in (1000, 2000))
@@ -91,20 +84,45 @@ def bench(
         columns, refused = columns_on(canvas.model, canvas.layout, makes, look, choose)
         values: dict[str, Tensor] = {}
         for name, of_measure in columns.items():
-            extra = [column for owner, column in named if owner == name]
-            values |= detectors(name, of_measure, extra)
-        for plant in (plant for plant in planted if plant.verified):
-            alike = [other.heads for other in planted if other.name in plant.plant.like]
-            for name, value in values.items():
-                if (score := told_of(canvas.layout, value, plant.heads, alike)) is not None:
+            values |= detectors(name, of_measure, named.get(name, []))
+        for plant in planted:
+            if plant.verified:
+                for name, score in _scores(canvas.layout, values, plant, planted).items():
                     scores[family, plant.name, name].append(score)
-        failed = ", ".join(plant.name for plant in planted if not plant.verified) or "none"
-        left_out = ", ".join(sorted(refused)) or "none"
-        say(f"{family} seed {seed}: not verified: {failed}; measures that refused: {left_out}")
+        failed = [plant.name for plant in planted if not plant.verified]
+        say(
+            f"{family} seed {seed}: not verified: {_listed(failed)}; "
+            f"measures that refused: {_listed(sorted(refused))}"
+        )
     return [
         _row(plants[key[1]].signs.get(key[2], 0), *key, of_seeds)
         for key, of_seeds in scores.items()
     ]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _named_columns(plants: Iterable[Plant]) -> dict[str, list[str]]:
+    """Return the columns that plants name beside a measure's value, by the measure."""
+    signs = sorted({sign for plant in plants for sign in plant.signs if "." in sign})
+    columns: dict[str, list[str]] = {}
+    for measure, column in (sign.split(".", 1) for sign in signs):
+        columns.setdefault(measure, []).append(column)
+    return columns
+
+
+def _scores(
+    layout: HeadLayout, values: Mapping[str, Tensor], plant: Planted, planted: Sequence[Planted]
+) -> dict[str, Told]:
+    """Return how well each detector tells a plant, without those that have no number for it.
+
+    planted: all of the model; those that a detector may take for this one are left out.
+    """
+    alike = [other.heads for other in planted if other.name in plant.plant.like]
+    told = {name: told_of(layout, value, plant.heads, alike) for name, value in values.items()}
+    return {name: score for name, score in told.items() if score is not None}
 
 
 def detectors(name: str, columns: Columns, extra: Sequence[str]) -> dict[str, Tensor]:

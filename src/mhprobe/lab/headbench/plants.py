@@ -497,8 +497,44 @@ def grow(family: str, seed: int) -> tuple[Canvas, list[Planted]]:
     """
     canvas = Canvas(family, seed)
     plants = all_plants()
+    places, free = _drawn_places(canvas, plants)
+    for site, fillers in free.items():
+        for head in fillers:
+            filler(canvas, site, head)
+        for name, (place, heads) in places.items():
+            if place == site:
+                plants[name].plant(canvas, site, heads)
+        _fill_mlp(canvas, site)
+    planted = [
+        Planted(
+            name,
+            plants[name],
+            tuple(canvas.layout.flat(site, head) for head in heads),
+            _is_shown(plants[name], canvas, site, heads, free[site]),
+        )
+        for name, (site, heads) in places.items()
+    ]
+    return canvas, planted
+
+
+def _is_shown(
+    plant: Plant, canvas: Canvas, site: int, heads: Sequence[int], free: Sequence[int]
+) -> bool:
+    """Return True if an intervention shows the plant in its heads, and not in as many others of the layer."""
+    # where too few are free, one with the plant
+    others = tuple([*free, *heads][: len(heads)])
+    return plant.verified(canvas, site, heads) and not plant.verified(canvas, site, others)
+
+
+def _drawn_places(
+    canvas: Canvas, plants: Mapping[str, Plant]
+) -> tuple[dict[str, tuple[int, tuple[int, ...]]], dict[int, list[int]]]:
+    """Draw a site for each plant, and its heads there; also return the heads of each site that are left.
+
+    UserError where a plant has no room.
+    """
     free = {site: list(range(about.num_heads)) for site, about in enumerate(canvas.layout.sites)}
-    places: dict[str, tuple[int, tuple[int, ...]]] = {}  # plant -> its site, and its heads there
+    places: dict[str, tuple[int, tuple[int, ...]]] = {}
     for name, plant in sorted(plants.items(), key=lambda item: not item[1].first):
         # a head is left to compare with
         fit = [
@@ -513,23 +549,7 @@ def grow(family: str, seed: int) -> tuple[Canvas, list[Planted]]:
         heads = tuple(free[site][i] for i in chosen.tolist())
         free[site] = [head for head in free[site] if head not in heads]
         places[name] = (site, heads)
-    for site, fillers in free.items():
-        for head in fillers:
-            filler(canvas, site, head)
-        for name, (place, heads) in places.items():
-            if place == site:
-                plants[name].plant(canvas, site, heads)
-        _fill_mlp(canvas, site)
-
-    planted = []
-    for name, (site, heads) in places.items():
-        plant, flat = plants[name], tuple(canvas.layout.flat(site, head) for head in heads)
-        others = tuple(
-            [*free[site], *heads][: len(heads)]
-        )  # where too few are free, one with the plant
-        shown = plant.verified(canvas, site, heads) and not plant.verified(canvas, site, others)
-        planted.append(Planted(name, plant, flat, shown))
-    return canvas, planted
+    return places, free
 
 
 @torch.no_grad()

@@ -197,9 +197,28 @@ def _read(folder: Path) -> GatedRun | None:
     metrics = {name: value for name, value in run.metrics.items() if value is not None}
     if "gates" not in run.tables or not set(METRICS) <= set(metrics):
         return None
-    path = run.folder / "tables" / "gates.csv"
-    unnamed = GatesOfRun(path, "", [False] * len(run.tables["gates"].rows), {})
+    gates = _gates(run.folder / "tables" / "gates.csv", len(run.tables["gates"].rows))
+    return GatedRun(
+        folder.name, settings, metrics, gates, run.model, None if right is None else right.images
+    )
+
+
+def _gates(path: Path, heads: int) -> GatesOfRun:
+    """Read the gates of a run. UserError for a table that does not say which heads are kept."""
+    unnamed = GatesOfRun(path, "", [False] * heads, {})
     rows = read_heads(path, ("stage", "block", "kept"), unnamed, "sweep")
+    if {row["kept"] for row in rows} not in ({"0", "1"}, {"1"}):
+        raise UserError(
+            f"sweep: {path}, column kept: expected 0 or 1, and a head with 1. Was the file edited?"
+        )
+    kept = [row["kept"] == "1" for row in rows]
+    gates = GatesOfRun(path, rows[0].get(DIGEST, ""), kept, _groups(rows))
+    check_layout(path, rows, gates, "sweep")
+    return gates
+
+
+def _groups(rows: Sequence[Mapping[str, str]]) -> Groups:
+    """Return the group of each head by stage, by block and, where windows shift, by kind of window."""
     groups: Groups = {
         name: [(f"{name} {row[name]}",) for row in rows] for name in ("stage", "block")
     }
@@ -207,15 +226,7 @@ def _read(folder: Path) -> GatedRun | None:
         groups["windows"] = [
             ("shifted windows" if row["shifted"] == "1" else "plain windows",) for row in rows
         ]
-    if {row["kept"] for row in rows} not in ({"0", "1"}, {"1"}):
-        raise UserError(
-            f"sweep: {path}, column kept: expected 0 or 1, and a head with 1. Was the file edited?"
-        )
-    gates = GatesOfRun(path, rows[0].get(DIGEST, ""), [row["kept"] == "1" for row in rows], groups)
-    check_layout(path, rows, gates, "sweep")
-    return GatedRun(
-        folder.name, settings, metrics, gates, run.model, None if right is None else right.images
-    )
+    return groups
 
 
 def _whole(weights: Path, description: Mapping[str, Any]) -> float:

@@ -55,26 +55,18 @@ def run(cfg: Config, folder: Path) -> None:
 
     UserError for wrong settings.
     """
-    import torch
-
     from mhprobe.framework.run import image_data, networks, trainers
     from mhprobe.framework.run.jobs import rank_by_environment
     from mhprobe.lab.papers import sweep
     from mhprobe.pages.html import finish_report
     from mhprobe.report.runs.facts import origin
-    from mhprobe.stats.significance import holm
     from mhprobe.weights.checkpoint import read_description
 
     options = cfg.voita
     assert options is not None
     weights = _whole_network(cfg)
     description = read_description(weights)
-    before = description.get("made", {}).get("epochs")
-    learned = None if before is None else before + cfg.trainer.max_epochs
-    if (epochs := options.scratch_epochs or learned) is None:
-        raise UserError(
-            f"voita.scratch_epochs: {weights} does not say how long it was trained; give a number."
-        )
+    epochs = _epochs(cfg, weights, description)
 
     data = image_data.build_images(cfg)
     model = networks.build_classifier(cfg, data)
@@ -84,18 +76,17 @@ def run(cfg: Config, folder: Path) -> None:
     trainers.test(trainers.build_trainer(cfg, [], report), model, data, report)
     report.close()
     accuracy = model.results["test/accuracy"]
-    rows = [SizeRow(heads, accuracy, accuracy, accuracy, before or "", before or "")]
-    quarters = [max(1, round(heads * share)) for share in (0.75, 0.5, 0.25)]
-    for size in options.heads or dict.fromkeys(quarters):
+    whole = epochs.whole or ""
+    rows = [SizeRow(heads, accuracy, accuracy, accuracy, whole, whole)]
+    for size in options.heads or _three_quarters(heads):
         target = {"penalty": {**(cfg.gates.penalty or {}), "heads": size}, "keep": size}
         pruned = fit_and_test(cfg.but(gates=target), folder / f"heads_{size}_pruned")
         kept = folder / f"heads_{size}_pruned" / "tables" / "gates.csv"
         scratch = fit_and_test(
-            _scratch(cfg, description, kept, epochs), folder / f"heads_{size}_scratch"
+            _scratch(cfg, description, kept, epochs.scratch), folder / f"heads_{size}_scratch"
         )
-        rows.append(_compared(size, pruned, scratch, learned or "", epochs))
-    adjusted = holm(torch.tensor([row.p for row in rows[1:]], dtype=torch.float64)).tolist()
-    rows[1:] = [row._replace(p_holm=p) for row, p in zip(rows[1:], adjusted, strict=True)]
+        rows.append(_compared(size, pruned, scratch, epochs.pruned or "", epochs.scratch))
+    rows[1:] = _adjusted(rows[1:])
     if rank_by_environment() == 0:
         facts = origin(cfg.command, folder)
         probe = None if options.probe is None else Path(options.probe)
@@ -109,6 +100,41 @@ def run(cfg: Config, folder: Path) -> None:
         )
         sweep.write_sweep(folder, probe, cfg.style, accuracy, facts)
         finish_report(folder, cfg.command, model.gates.layout)
+
+
+class _Epochs(NamedTuple):
+    """Epochs of the whole network, of it and its gates together, and from scratch; None where not known."""
+
+    whole: int | None
+    pruned: int | None
+    scratch: int
+
+
+def _epochs(cfg: Config, weights: Path, description: Mapping[str, Any]) -> _Epochs:
+    """Return as many epochs from scratch as asked for, else as weights and gates take. UserError for neither."""
+    whole = description.get("made", {}).get("epochs")
+    pruned = None if whole is None else whole + cfg.trainer.max_epochs
+    asked = None if cfg.voita is None else cfg.voita.scratch_epochs
+    if (scratch := asked or pruned) is None:
+        raise UserError(
+            f"voita.scratch_epochs: {weights} does not say how long it was trained; give a number."
+        )
+    return _Epochs(whole, pruned, scratch)
+
+
+def _three_quarters(heads: int) -> list[int]:
+    """Return three quarters of the heads, a half and a quarter, each number once and from 1."""
+    return list(dict.fromkeys(max(1, round(heads * share)) for share in (0.75, 0.5, 0.25)))
+
+
+def _adjusted(rows: Sequence[SizeRow]) -> list[SizeRow]:
+    """Return rows with p after Holm's correction over them."""
+    import torch
+
+    from mhprobe.stats.significance import holm
+
+    adjusted = holm(torch.tensor([row.p for row in rows], dtype=torch.float64)).tolist()
+    return [row._replace(p_holm=p) for row, p in zip(rows, adjusted, strict=True)]
 
 
 def _whole_network(cfg: Config) -> Path:

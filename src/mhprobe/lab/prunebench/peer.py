@@ -9,7 +9,7 @@ Shapes: A units of all sites.
 import functools
 import importlib.util
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from mhprobe.backbones import family_of, layout_of
 from mhprobe.backbones.parts.narrow import fix_position_biases
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadLayout
+from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.io.progress import progress
 from mhprobe.masking.base import PathTarget
 from mhprobe.masking.parts.units import saving_of_each
@@ -84,33 +84,44 @@ class TorchPruning:
 
         if self.importance == "magnitude":
             return importance.GroupMagnitudeImportance()
-        single = self.importance == "hessian"
-        score = (
-            importance.GroupHessianImportance() if single else importance.GroupTaylorImportance()
-        )
-        squares = (
-            {parameter: torch.zeros_like(parameter) for parameter in model.parameters()}
-            if single
-            else {}
-        )
-        with progress("slopes for torch_pruning", len(judge.selection.chosen)) as done:
-            for shown, labels in judge.sloped():
-                for part, right in zip(
-                    *(x.split(1 if single else len(x)) for x in (shown, labels)), strict=True
-                ):
-                    with torch.enable_grad():
-                        objective(model(part), right, judge.of).sum().backward()
-                    for parameter, square in squares.items():
-                        if parameter.grad is not None:
-                            square += parameter.grad**2
-                            parameter.grad = None
-                    done(len(part))
-        for (
-            parameter,
-            square,
-        ) in squares.items():  # where it reads them: its accumulate_grad keeps the last image alone
+        if self.importance == "taylor":
+            _add_slopes(model, judge)
+            return importance.GroupTaylorImportance()
+        squares = {parameter: torch.zeros_like(parameter) for parameter in model.parameters()}
+
+        def add_squares() -> None:
+            for parameter, square in squares.items():
+                if parameter.grad is not None:
+                    square += parameter.grad**2
+                    parameter.grad = None
+
+        _add_slopes(model, judge, behind_each_image=add_squares)
+        # where it reads them: its accumulate_grad keeps the last image alone
+        for parameter, square in squares.items():
             parameter.grad = square / len(judge.selection.chosen)
-        return score
+        return importance.GroupHessianImportance()
+
+
+def _add_slopes(
+    model: nn.Module, judge: Judge, behind_each_image: Callable[[], None] | None = None
+) -> None:
+    """Add slopes of the loss of the images that choose to ``grad``: of batches, or of an image at a time."""
+    with progress("slopes for torch_pruning", len(judge.selection.chosen)) as done:
+        for shown, labels in judge.sloped():
+            size = 1 if behind_each_image else len(shown)
+            for part, right in zip(shown.split(size), labels.split(size), strict=True):
+                with torch.enable_grad():
+                    objective(model(part), right, judge.of).sum().backward()
+                if behind_each_image:
+                    behind_each_image()
+                done(len(part))
+
+
+def _linear_layers(model: nn.Module, site: HeadSite) -> list[nn.Linear]:
+    """Return the linear layers inside the attention or MLP of a site."""
+    return [
+        part for part in model.get_submodule(site.name).modules() if isinstance(part, nn.Linear)
+    ]
 
 
 def _chosen(
@@ -123,10 +134,7 @@ def _chosen(
     import torch_pruning
 
     outputs = [family_of(model).seam(model, site).output for site in layout.sites]
-    inside = [
-        [part for part in model.get_submodule(site.name).modules() if isinstance(part, nn.Linear)]
-        for site in layout.sites
-    ]
+    inside = [_linear_layers(model, site) for site in layout.sites]
     free = {part for parts in inside for part in parts} - set(outputs)
     heads = {
         part: site.num_heads
@@ -152,15 +160,20 @@ def _chosen(
             head_pruning_ratio=ratio,
             **options,
         )
-        mask = torch.zeros(layout.num_heads, dtype=torch.bool)
-        for group in pruner.step(interactive=True):
-            for dependency, channels in group:
-                if dependency.target.module in outputs and pruner.DG.is_in_channel_pruning_fn(
-                    dependency.handler
-                ):
-                    number = outputs.index(dependency.target.module)
-                    units = torch.as_tensor(channels) // layout.sites[number].head_dim
-                    mask[layout.offsets[number] + units] = True
+        return _mask_of_groups(pruner, outputs, layout)
+
+
+def _mask_of_groups(pruner: Any, outputs: Sequence[nn.Module], layout: HeadLayout) -> Tensor:
+    """(A,) bool, the units whose channels its next step would take from what enters ``outputs``, one of each site."""
+    mask = torch.zeros(layout.num_heads, dtype=torch.bool)
+    for group in pruner.step(interactive=True):
+        for dependency, channels in group:
+            if dependency.target.module not in outputs:
+                continue
+            if pruner.DG.is_in_channel_pruning_fn(dependency.handler):
+                number = outputs.index(dependency.target.module)
+                units = torch.as_tensor(channels) // layout.sites[number].head_dim
+                mask[layout.offsets[number] + units] = True
     return mask
 
 

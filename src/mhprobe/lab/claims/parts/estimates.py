@@ -5,9 +5,10 @@ delete-one jackknife, block by block (Shao & Tu, 1995, The Jackknife and Bootstr
 about accuracy: images are the sample, and differences on the same images are paired.
 """
 
+import functools
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -398,21 +399,28 @@ def mean_over_heads(
     over = in_blocks(layout) & finite if of_pairs else finite
     if not over.any():
         raise UserError(absent)
-    counted = [part for part in (heads, minus) if part is not None]
-    groups = [over & (part[:, None] if of_pairs else part) for part in counted]
-    groups = groups if heads is not None else [over, *groups]
-    table = above.numpy(force=True)
-    kinds = [group.numpy(force=True) for group in groups]
-
-    def mean(kept: Tensor) -> float:
-        at = np.ix_(*[kept.numpy(force=True)] * table.ndim)
-        found = [table[at][kind[at]] for kind in kinds]
-        means = [float(part.mean()) if part.size else math.nan for part in found]
-        return means[0] - sum(means[1:])
-
+    groups = [over if heads is None else _within(over, heads)]
+    if minus is not None:
+        groups.append(_within(over, minus))
+    mean = functools.partial(
+        _mean_less_others, above.numpy(force=True), [group.numpy(force=True) for group in groups]
+    )
     by_chance = math.nan if chance is None or minus is not None else float(chance[over].mean())
     every = torch.stack(groups).any(0)
     return over_heads(layout, mean, every.any(1) if of_pairs else every, chance=by_chance)
+
+
+def _within(over: Tensor, heads: Tensor) -> Tensor:
+    """Return the values of ``over``, (A,) or (A, A) bool, that are of these heads, of pairs the first."""
+    return over & (heads[:, None] if over.dim() == 2 else heads)
+
+
+def _mean_less_others(table: np.ndarray, groups: Sequence[np.ndarray], kept: Tensor) -> float:
+    """Mean of the first group's values less that of the others, of kept heads; NaN where one has none."""
+    at = np.ix_(*[kept.numpy(force=True)] * table.ndim)
+    found = [table[at][group[at]] for group in groups]
+    means = [float(part.mean()) if part.size else math.nan for part in found]
+    return means[0] - sum(means[1:])
 
 
 def late_minus_early(layout: HeadLayout, values: Tensor) -> Estimate:

@@ -15,7 +15,8 @@ from torch import Tensor
 from mhprobe import ranks
 from mhprobe.data.batch import Batch
 from mhprobe.framework.questions.material import Material
-from mhprobe.heads import HeadSite
+from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.heads.batch import Stream
 from mhprobe.measures.parts.losses import outcomes
 from mhprobe.recording.measuring import recorded
 from mhprobe.report.figures import frequencies, maps
@@ -217,34 +218,14 @@ def fft_images(material: Material, images: int = 2000) -> dict[str, Result]:
     Table: block, place (before or after attention), images, and the mean ln amplitude of the low
     and the high half of the frequencies, relative to frequency 0.
     """
-    sites = list({site.block: site for site in material.layout.sites}.values())
-    sums = [
-        torch.zeros(2, *site.token_grid, dtype=torch.float64, device=material.model.device)
-        for site in sites
-    ]
-    shown: tuple[int, list[Tensor]] | None = None
-    for batch, heads in recorded(material.model, material.walk(images)(), {"stream"}):
-        streams = heads.need("stream", "fft_images")
-        pairs = [
-            torch.stack(
-                [
-                    grids_of_stream(part[batch.valid], site)
-                    for part in (stream.before, stream.middle)
-                ]
-            )
-            for site in sites
-            for stream in [streams[site.block]]
-        ]
-        for total, pair in zip(sums, pairs, strict=True):
-            total += log_amplitude(pair).mean(2).sum(1)
-        if shown is None and batch.valid.any():
-            shown = int(batch.index[batch.valid][0]), [pair[:, 0].mean(1).cpu() for pair in pairs]
+    sites = _one_of_each_block(material.layout)
+    sums, shown = _spectra_and_maps(material, sites, images)
     count = material.of(images).images
     means = [(ranks.total(total) / count).cpu() for total in sums]
     rows = [
-        {"block": site.block, "place": place, "images": count, **low_and_high(mean[number])}
+        {"block": site.block, "place": place, "images": count, **low_and_high(spectrum)}
         for site, mean in zip(sites, means, strict=True)
-        for number, place in enumerate(("before", "after"))
+        for place, spectrum in zip(("before", "after"), mean, strict=True)
     ]
     shown = ranks.from_rank_zero(lambda: shown)
     assert shown is not None
@@ -275,3 +256,37 @@ def low_and_high(image: Tensor) -> dict[str, float]:
     centre = image[height // 2, width // 2]
     low, high = image[(radius > 0) & (radius <= 0.5)], image[radius > 0.5]
     return {"low_half": (low.mean() - centre).item(), "high_half": (high.mean() - centre).item()}
+
+
+def _one_of_each_block(layout: HeadLayout) -> list[HeadSite]:
+    """Return a site per block, which says how its tokens lie."""
+    return list({site.block: site for site in layout.sites}.values())
+
+
+def _around_attention(stream: Stream, site: HeadSite, valid: Tensor) -> Tensor:
+    """Return the maps of the stream before a block's attention and after it, one on the other, of valid images."""
+    parts = (stream.before, stream.middle)
+    return torch.stack([grids_of_stream(part[valid], site) for part in parts])
+
+
+def _spectra_and_maps(
+    material: Material, sites: Sequence[HeadSite], images: int
+) -> tuple[list[Tensor], tuple[int, list[Tensor]] | None]:
+    """Return what is summed over the images and channels of this process, and maps of its first image.
+
+    The sums are of ln amplitudes, (2, h, w) before and after the attention of each block. The maps,
+    (2, h, w), are means over channels, beside the image's index; None without an image.
+    """
+    sums = [
+        torch.zeros(2, *site.token_grid, dtype=torch.float64, device=material.model.device)
+        for site in sites
+    ]
+    shown: tuple[int, list[Tensor]] | None = None
+    for batch, heads in recorded(material.model, material.walk(images)(), {"stream"}):
+        streams = heads.need("stream", "fft_images")
+        pairs = [_around_attention(streams[site.block], site, batch.valid) for site in sites]
+        for total, pair in zip(sums, pairs, strict=True):
+            total += log_amplitude(pair).mean(2).sum(1)
+        if shown is None and batch.valid.any():
+            shown = int(batch.index[batch.valid][0]), [pair[:, 0].mean(1).cpu() for pair in pairs]
+    return sums, shown
