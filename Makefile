@@ -84,12 +84,17 @@ lock: .venv/installed-supply constraints.txt
 audit: .venv/installed-supply
 	$(BIN)/python tools/dependencies.py audit
 
-# the quick tests with the oldest version of everything that pyproject.toml allows; 6 GB
+# the quick tests with the oldest version of everything that pyproject.toml allows; 6 GB. With another torch and the newest
+# of everything else: make test-oldest TORCH=2.9
 test-oldest: .venv/installed-supply
 	$(BIN)/python -m uv venv -q --clear .venv-oldest
+ifdef TORCH
+	$(BIN)/python -m uv pip install -q -p .venv-oldest "torch==$(TORCH).*" -e ".[test]"
+else
 	$(BIN)/python -m uv pip install -q -p .venv-oldest --resolution lowest-direct -e ".[test]"
 # torchmetrics, and with it lightning, imports transformers where it is; without a GPU that needs torch 2.7
 	$(BIN)/python -m uv pip uninstall -q -p .venv-oldest transformers
+endif
 	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -m "not slow"
 
 # how often chance is called something: 500 draws of every law, a quarter of an hour

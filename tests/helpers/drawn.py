@@ -6,15 +6,23 @@ import os
 import pickle
 from typing import Any
 
+import matplotlib
 import pytest
 from matplotlib.image import AxesImage
 from matplotlib.text import Text
+from packaging.version import Version
 
 from mhprobe.report.figures.style import LEAST, ONE, SCREEN, TWO, fit_columns
 
 _ON_PAPER: set[str] = (
     set()
 )  # tests whose first figure was held against a printed page: one each is enough
+
+
+def needs_matplotlib(version: str, what: str) -> None:
+    """Skip a test, by name, for a matplotlib before ``version``. what: that one does, with its verb."""
+    if Version(matplotlib.__version__) < Version(version):
+        pytest.skip(f"matplotlib {matplotlib.__version__} {what}; {version} does not")
 
 
 def assert_nothing_is_clipped(figure) -> None:

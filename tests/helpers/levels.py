@@ -505,8 +505,8 @@ def _(seed: int) -> dict[str, Tensor]:
     truth = 0.5 * math.erfc(-1 / 2)  # that a value is above one whose mean is a deviation lower
     auc = float((hot[:, None] + 1 > cold).double().mean())
     low, high = auc_interval(auc, 60, 40)
-    p = mannwhitneyu(hot.tolist(), cold.tolist()).pvalue
-    return {"auc.low": torch.tensor(low <= truth <= high), "auc.p": torch.tensor(p < LEVEL)}
+    p = float(mannwhitneyu(hot.tolist(), cold.tolist()).pvalue)
+    return {"auc.low": torch.tensor(bool(low <= truth <= high)), "auc.p": torch.tensor(p < LEVEL)}
 
 
 def cloud(normal: Callable[..., Tensor]) -> Tensor:

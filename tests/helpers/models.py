@@ -74,10 +74,10 @@ def _note_grids(model: nn.Module) -> None:
             block.input_resolution = (height, width)
 
 
-def needs_timm(version: str, what: str) -> None:
+def needs_timm(version: str, what: str, verb: str = "make") -> None:
     """Skip a test, by name, whose network this timm cannot make. what: follows "timm cannot make"."""
     if Version(timm.__version__) < Version(version):
-        reason = f"timm {timm.__version__} cannot make {what}; {version} can"
+        reason = f"timm {timm.__version__} cannot {verb} {what}; {version} can"
         pytest.skip(reason, allow_module_level=True)
 
 
@@ -90,6 +90,12 @@ def tiny_eva(seed: int = 0, name: str = "vit_small_patch16_dinov3", **kwargs) ->
 
 def tiny_rope(seed: int = 0, **kwargs) -> nn.Module:
     return tiny_eva(seed, "vit_small_patch16_rope_224", **kwargs)
+
+
+def tiny_grouped() -> nn.Module:
+    """Four heads that share two keys and values."""
+    needs_timm("1.0.30", "an EVA whose heads share keys and values")
+    return tiny_rope(qkv_fused=False, embed_dim=32, num_heads=4, num_kv_heads=2)
 
 
 def tiny_apart() -> nn.Module:

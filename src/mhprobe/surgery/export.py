@@ -16,8 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, first_line, short
 from mhprobe.gates.meanwhile import meanwhile
+
+# before torch 2.7 the newer exporter fails beside today's onnxscript
+OLDER = torch.__version__ < "2.7"
+NAMES: dict[str, Any] = dict(input_names=["images"], output_names=["logits"], verbose=False)
 
 
 def torch_export_bytes(model: nn.Module, images: Tensor, tolerance: float = 1e-5) -> bytes:
@@ -33,7 +37,8 @@ def torch_export_bytes(model: nn.Module, images: Tensor, tolerance: float = 1e-5
     data = io.BytesIO()
     torch.export.save(program, data)
     data.seek(0)
-    loaded = torch.export.load(data).module()
+    with warnings.catch_warnings(action="ignore"):  # torch 2.6 warns about names of its own
+        loaded = torch.export.load(data).module()
     with torch.no_grad():
         for batch in (images, images[:1]):
             _same("torch.export", model(batch), loaded(batch), tolerance)
@@ -44,7 +49,8 @@ def onnx_bytes(model: nn.Module, images: Tensor, tolerance: float = 1e-4) -> byt
     """Export ``model`` to ONNX: input "images" (B, 3, height, width), output "logits" (B, C), checked with onnxruntime.
 
     images: (B >= 2, 3, height, width). tolerance: relative to the largest logit; other kernels
-    round differently.
+    round differently. UserError if a package is missing, or if ONNX Runtime does not run what torch
+    before 2.7 wrote.
     """
     needs_onnx()
     model = copy.deepcopy(model).cpu().eval()
@@ -52,27 +58,58 @@ def onnx_bytes(model: nn.Module, images: Tensor, tolerance: float = 1e-4) -> byt
         logging.getLogger(library).setLevel(logging.WARNING)  # what they optimise
     # the exporter warns about its own parts
     with warnings.catch_warnings(action="ignore"), torch.no_grad():
-        data = _onnx(model, images)
+        data = (_older_onnx if OLDER else _onnx)(model, images)
     session = _session(data)
     with torch.no_grad():
         for batch in (images, images[:1]):
-            (logits,) = session.run(["logits"], {"images": batch.numpy()})
+            (logits,) = _run(session, batch)
             _same("ONNX", model(batch), torch.from_numpy(logits), tolerance)
     return data
 
 
+def _run(session: Any, images: Tensor) -> Any:
+    try:
+        return session.run(["logits"], {"images": images.numpy()})
+    except Exception as error:  # of ONNX Runtime, which has many
+        if not OLDER:
+            raise
+        raise UserError(
+            f"onnx: ONNX Runtime does not run what torch {torch.__version__} wrote of this network "
+            f"({short(first_line(error), 200)}). Take torch 2.7 or later, or leave the ONNX file out."
+        ) from error
+
+
 def _onnx(model: nn.Module, images: Tensor) -> bytes:
-    """Return the bytes of the export. Before torch 2.7 the newer exporter fails beside today's onnxscript."""
-    names: dict[str, Any] = dict(input_names=["images"], output_names=["logits"], verbose=False)
-    if torch.__version__ < "2.7":
-        data: Any = io.BytesIO()
-        of_any_batch = {name: {0: "batch"} for name in ("images", "logits")}
-        torch.onnx.export(model, (images,), data, dynamo=False, dynamic_axes=of_any_batch, **names)
-        return bytes(data.getvalue())
     shapes = ({0: torch.export.Dim.DYNAMIC},)
-    program = torch.onnx.export(model, (images,), dynamo=True, dynamic_shapes=shapes, **names)
+    program = torch.onnx.export(model, (images,), dynamo=True, dynamic_shapes=shapes, **NAMES)
     assert program is not None
     return bytes(program.model_proto.SerializeToString())
+
+
+def _older_onnx(model: nn.Module, images: Tensor) -> bytes:
+    """Return the bytes of the export by the older exporter, which knows no fused attention of torch's own modules."""
+    data: Any = io.BytesIO()
+    of_any_batch = {name: {0: "batch"} for name in ("images", "logits")}
+    alone = _OfImages(model).eval()
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        torch.onnx.export(alone, (images,), data, dynamo=False, dynamic_axes=of_any_batch, **NAMES)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+    return bytes(data.getvalue())
+
+
+class _OfImages(nn.Module):
+    """A model that takes nothing but images: the older exporter passes defaults of others on as tensors."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.model(images)
+        return logits
 
 
 def onnx_sessions(model: nn.Module, images: Tensor) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from mhprobe.backbones import Family, families, family_of, layout_of
 from mhprobe.backbones.parts.located import Located
 from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.replay import Replay
-from models import TWINS, images_for, labels_for, make_loud, tiny_rope
+from models import TWINS, images_for, labels_for, make_loud, tiny_grouped
 
 CONF = Path(__file__).parents[3] / "conf" / "backbone"
 
@@ -359,7 +359,7 @@ def test_removing_heads_is_masking_them_or_is_refused_with_the_reason(build):
 
 
 def test_a_model_whose_heads_share_keys_is_probed_and_not_pruned():
-    model = loud(lambda: tiny_rope(qkv_fused=False, embed_dim=32, num_heads=4, num_kv_heads=2))
+    model = loud(tiny_grouped)
     images, gates = images_for(model, 2), mhprobe.attach(model)
     plain = model(images)
     with gates.masked(gates.layout.mask([1])):
@@ -378,7 +378,7 @@ def test_a_model_whose_heads_share_keys_is_probed_and_not_pruned():
 
 def test_heads_that_share_keys_and_values_are_said_to_have_those_that_they_use():
     """Four heads, two of keys and of values: which head uses which is seen by changing one of them."""
-    model = loud(lambda: tiny_rope(qkv_fused=False, embed_dim=32, num_heads=4, num_kv_heads=2))
+    model = loud(tiny_grouped)
     images, (site, *_) = images_for(model, 2), mhprobe.attach(model).layout.sites
     weights, attention = family_of(model).head_weights(model, site), model.get_submodule(site.name)
     before = mhprobe.record(model, images, needs={"attn"})

@@ -9,7 +9,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from curves import masked_head
-from drawn import assert_nothing_is_clipped
+from drawn import assert_nothing_is_clipped, needs_matplotlib
 from layouts import LAYOUTS
 from mhprobe.masking.redundant_or_inert import Likeness
 from mhprobe.report.figures import attention, masking, pruned, runs
@@ -77,6 +77,7 @@ def test_screen_is_what_it_was(tmp_path):
 def test_the_smallest_text_of_a_figure_decides_for_one_column():
     columns = {name: torch.rand(72) for name in ("attention", "value", "uniform_attention")}
     figure = attention.special_keys(LAYOUTS["vit"], columns, "ratio of slopes")
+    needs_matplotlib("3.11", "fits this figure into one column")
     assert 3.6 < figure.get_tightbbox().width < 4.6
     assert fit_columns(figure).width == pytest.approx(
         TWO

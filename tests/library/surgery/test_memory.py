@@ -13,18 +13,27 @@ from mhprobe.pruning.budget import mask_by, within
 from mhprobe.surgery.costs import costs
 from models import images_for, tiny_eva, tiny_swin, tiny_vit
 
+FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
+
 
 def allocated(model, image) -> int:
-    """Bytes of parameters and buffers, and the most that torch's allocator held during a forward pass."""
+    """Bytes of parameters and buffers, and the most that torch's allocator held during a forward pass.
+
+    Scratch space inside the kernel of attention, which is returned before it ends, is not counted.
+    """
     with torch.no_grad():
         model(image)
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
             model(image)
-    now, peak = 0, 0
-    for event in seen.profiler.kineto_results.events():
+    events = sorted(seen.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    now, peak, kernel_ends = 0, 0, 0
+    for event in events:
+        if event.name() == FLASH:
+            kernel_ends = event.start_ns() + event.duration_ns()
         if event.name() == "[memory]":
+            if event.start_ns() > kernel_ends:
+                peak = max(peak, now, now + event.nbytes())
             now += event.nbytes()
-            peak = max(peak, now)
     return peak + sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 

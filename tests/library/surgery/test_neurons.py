@@ -36,8 +36,9 @@ from models import (
     images_for,
     labels_for,
     make_loud,
+    needs_timm,
     tiny_eva,
-    tiny_rope,
+    tiny_grouped,
     tiny_tokens,
     tiny_vit,
 )
@@ -50,7 +51,7 @@ from pruned import description, logits, network
 MORE = {
     # two rows of the first layers are a neuron
     "swiglu": lambda: tiny_eva(name="eva02_tiny_patch14_224"),
-    "eva_grouped": lambda: tiny_rope(qkv_fused=False, embed_dim=32, num_heads=4, num_kv_heads=2),
+    "eva_grouped": tiny_grouped,
     "swiglu_packed": lambda: tiny_vit(mlp_layer=SwiGLUPacked, act_layer=torch.nn.SiLU),
 }
 ALONE = "eva_grouped"  # neurons can go, heads share keys and values
@@ -178,6 +179,8 @@ def test_a_neuron_is_the_channel_of_what_its_rows_make(name):
 def test_removing_any_mix_equals_masking_it(name):
     """To 1e-12 of the largest logit in float64, 1e-5 in float32: the same sums in another order."""
     units = {"neuron"} if name == ALONE else KINDS
+    if name == "eva_mixed":
+        needs_timm("1.0.31", "rotations that it learns, in float64", verb="run")
     for dtype, share in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
         model = twin(name, dtype)
         layout = layout_of(model, units)
@@ -383,8 +386,11 @@ def test_relevance_of_neurons_is_what_enters_the_last_layer_of_their_mlp(name):
     )  # as for heads
     assert both.columns["residual"][len(heads) :].isnan().all()
     for column in set(heads.columns) - {"images"}:
+        # the ends of intervals are one sum over the rows of all units, taken in vectors: more rows
+        # may round the last bit otherwise (torch 2.6)
+        share = 1e-15 if column in ("low", "high") else 0
         torch.testing.assert_close(
-            both.columns[column][: len(heads)], heads.columns[column], rtol=0, atol=0
+            both.columns[column][: len(heads)], heads.columns[column], rtol=share, atol=0
         )
 
 

@@ -59,6 +59,9 @@ def build_timm(
             model: Any = timm.create_model(
                 name, pretrained=pretrained, num_classes=num_classes, **kwargs
             )
+    # Swin of timm before 1.0.31 takes any key, and drops it
+    if attn_head_dim is not None and not any(type(part) is Attention for part in model.modules()):
+        raise UserError(_no_width_of(name))
     _refuse_cut_images(name, model)
     if (size := kwargs.get("img_size")) is not None and _noted_size(model) is None:
         model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, *to_2tuple(size))}
@@ -142,9 +145,13 @@ def _unread(name: str, pretrained: bool, error: Exception) -> str:
 def _unbuilt(name: str, attn_head_dim: int | None, error: Exception) -> str:
     """Return the line for keys and sizes that timm's constructor does not take."""
     if attn_head_dim is not None and "attn_layer" in str(error):
-        expected = "a VisionTransformer of timm, whose heads may have any width"
-        return f"attn_head_dim: expected {expected}, got {name}. Leave it out."
+        return _no_width_of(name)
     return f"backbone {name}: {first_line(error)}. Check the keys and sizes given under backbone."
+
+
+def _no_width_of(name: str) -> str:
+    expected = "a VisionTransformer of timm, whose heads may have any width"
+    return f"attn_head_dim: expected {expected}, got {name}. Leave it out."
 
 
 def _plan(name: str, num_classes: int | None, settings: dict[str, Any]) -> None:
