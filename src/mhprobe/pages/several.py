@@ -90,12 +90,9 @@ def several(runs: Sequence[Run], over: Sequence[str] = ("seed",)) -> dict[str, R
     if len(set(networks)) < len(networks):
         networks = names_of_runs
     tested = rows_of_pairs(runs, names_of_runs)
-    of_runs = _drawn(_accuracies(ones), "runs", lambda rows: figure.runs(rows, groups))
-    lines = _drawn(_curves(ones), "run_curves", figure.run_curves)
-    ranks = _drawn(_agreement(ones), "run_agreement", figure.run_agreement)
     timed = [row for one in ones if (row := _timed(one))]
     results = {
-        "runs": of_runs.saying(*RIGHT),
+        "runs": _drawn(_accuracies(ones), "runs", lambda rows: figure.runs(rows, groups), RIGHT),
         "groups": Result(groups).saying(*RIGHT),
         STEPS: Result(from_rows(stepped)).saying(
             "test accuracy of the masked network", "the masked heads are needed less"
@@ -104,13 +101,19 @@ def several(runs: Sequence[Run], over: Sequence[str] = ("seed",)) -> dict[str, R
         "paired": Result(from_rows(tested)).saying(
             "test accuracy, of run_b less that of run_a", "run_b is better"
         ),
-        "curves": lines.saying(
-            "accuracy, or what the column of says", "the masked heads are needed less"
+        "curves": _drawn(
+            _curves(ones),
+            "run_curves",
+            figure.run_curves,
+            ("accuracy, or what the column of says", "the masked heads are needed less"),
         ),
-        "agreement": ranks.saying(
-            "rank correlation over heads", "the runs rank the heads more alike"
+        "agreement": _drawn(
+            _agreement(ones),
+            "run_agreement",
+            figure.run_agreement,
+            ("rank correlation over heads", "the runs rank the heads more alike"),
         ),
-        "speed": _drawn(timed, "pareto", pareto).saying(*RIGHT),
+        "speed": _drawn(timed, "pareto", pareto, RIGHT),
         RANKING: over_networks(dict(zip(networks, runs, strict=True))),
         "claims": matrix(
             {name: run.rows("claims") for name, run in zip(networks, runs, strict=True)}
@@ -231,9 +234,14 @@ def _drawn(
     rows: Sequence[Mapping[str, Any]],
     kind: str,
     draw: Callable[[Sequence[Mapping[str, Any]]], Figure],
+    says: tuple[str, str],
 ) -> Result:
-    """Return a table of rows, with its kind of figure where there are any."""
-    return Result(from_rows(rows), draw(rows) if rows else None, drawn=kind)
+    """Return a table of rows, with its kind of figure where there are any.
+
+    says: in words its values, and the meaning of a larger one.
+    """
+    result = Result(from_rows(rows), draw(rows) if rows else None, drawn=kind)
+    return result.saying(*says)
 
 
 def _accuracies(ones: Sequence[One]) -> list[dict[str, Any]]:
