@@ -180,7 +180,7 @@ def scan(
     """List the images in ``folders`` of ``archive``; they become, or without ``resize`` must be, of ``size``."""
     where = f"root: {archive.path}"
     readings = [] if readings is None else readings
-    names = _names_of_classes(folders, where)
+    names = _shared_classes(folders, where)
     # sorted, so that a folder and an archive of the same files are the same data set
     files = {split: [sorted(folders[split][name]) for name in names] for split in SPLITS}
     labels = {
@@ -202,8 +202,8 @@ def scan(
     return Contents(tuple(map(readable, names)), labels, size, images, **about)
 
 
-def _names_of_classes(folders: Folders, where: str) -> tuple[str, ...]:
-    """Names of the classes, in order. UserError for one class, and for one that a split has not."""
+def _shared_classes(folders: Folders, where: str) -> tuple[str, ...]:
+    """Names of the classes, in order. UserError for one class alone, and for one that a split has not."""
     for has, lacks in (("train", "test"), ("test", "train")):
         if missing := sorted(folders[has].keys() - folders[lacks].keys()):
             raise UserError(

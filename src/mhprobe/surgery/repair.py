@@ -31,9 +31,14 @@ from mhprobe.recording.state import inspecting
 from mhprobe.surgery.removal import ProjBias
 
 Per = Literal["head", "weights"]
-Stream = tuple[
-    int, Tensor, Tensor
-]  # images; what enters a block of the pruned network, of the whole
+
+
+class _Entering(NamedTuple):
+    """Tensors that enter a block, in both networks, of a number of images."""
+
+    images: int
+    pruned: Tensor
+    whole: Tensor
 
 
 @torch.no_grad()
@@ -81,7 +86,7 @@ def repair(
                 by_head = per == "head" and heads[site] > 0
                 _solve(written, moments, ridge, by_head)
                 done(1)
-            streams = [(images, mine(x), whole_block(y)) for images, x, y in streams]
+            streams = [_Entering(of, mine(x), whole_block(y)) for of, x, y in streams]
 
 
 class _Layer(NamedTuple):
@@ -92,9 +97,9 @@ class _Layer(NamedTuple):
     projection: Any
 
 
-def _streams(ours: Segments, theirs: Segments, batches: Iterable[Tensor]) -> list[Stream]:
+def _streams(ours: Segments, theirs: Segments, batches: Iterable[Tensor]) -> list[_Entering]:
     """Return what enters the first block of both networks. UserError for no images."""
-    streams = [(len(x), ours.stem(x), theirs.stem(x)) for x in filter(len, batches)]
+    streams = [_Entering(len(x), ours.stem(x), theirs.stem(x)) for x in filter(len, batches)]
     if not streams:
         raise UserError("repair: no images to repair with, expected at least one.")
     return streams
@@ -105,7 +110,7 @@ def _sites_of_block(lost: Sequence[HeadSite], number: int, blocks: int) -> list[
     return [site for site in lost if site.block == number or blocks == 1]
 
 
-def _moments(written: _Layer, wanted: _Layer, streams: Iterable[Stream]) -> Moments:
+def _moments(written: _Layer, wanted: _Layer, streams: Iterable[_Entering]) -> Moments:
     """Return second moments over all tokens: of what enters the pruned projection beside what the whole one writes."""
     weight = written.projection.weight
     moments = Moments.zeros(1, sum(weight.shape[:2]), weight.device)

@@ -189,8 +189,9 @@ def _note_positions(model: nn.Module, state: State, path: Path) -> None:
     if any(patches % rows == 0 for rows in range(2, patches) if rows != grid[0]):
         source = f"the network's, since {path.name} has only their number"
         read_as = f"read as a grid of {grid[0]} x {grid[1]}"
-        note(model, Reading("positions", read_as, source, True, "img_size"))
-        log.info("%s: positions are %s (a guess: %s); img_size= says it.", path, read_as, source)
+        reading = Reading("positions", read_as, source, True, "img_size")
+        note(model, reading)
+        log.info("%s: %s.", path, reading)
 
 
 def _fitting(
@@ -217,7 +218,10 @@ def _fitting(
 
 
 def _begins(network: NetworkInFile, key: str, begun: tuple[str, ...]) -> bool:
-    """True if a name of the network's begins so, as it is or with some of the prefix before it, as in the file."""
+    """True if a tensor's name begins so: behind the network's prefix, or with its last parts before it.
+
+    Where the prefix is ``model.net``, ``decoder``, ``net.decoder`` and ``model.net.decoder`` are one.
+    """
     parts = network.prefix.split(".")
     longer = [".".join((*parts[at:], key)) for at in range(len(parts))]
     return any(name.startswith(begun) for name in (key, *longer))

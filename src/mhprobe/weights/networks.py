@@ -85,11 +85,11 @@ def find_network(
         notes = []
     if lost := _parts_lost(states[chosen.holder], state):
         notes = [*notes, f"its names lose {', '.join(lost)}"]
-    beside = _beside(chosen, found, state)
+    beside = _outside_networks(chosen, found, state)
     return NetworkInFile(chosen.name, _behind(state, chosen.inner), beside, notes)
 
 
-def _beside(chosen: Candidate, found: Sequence[Candidate], state: State) -> State:
+def _outside_networks(chosen: Candidate, found: Sequence[Candidate], state: State) -> State:
     """The tensors of the chosen network's mapping that are part of no network."""
     if not chosen.inner:
         return {}

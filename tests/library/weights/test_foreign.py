@@ -409,7 +409,8 @@ def test_the_grid_that_old_positions_are_read_as_is_named(tmp_path, caplog):
     load_foreign(same, path, WHERE)
     reading = same.readings["positions"]
     assert reading.guess and reading.taken == "read as a grid of 4 x 4"
-    assert "positions are read as a grid of 4 x 4 (a guess" in caplog.text
+    assert "positions: read as a grid of 4 x 4, the network's" in caplog.text
+    assert "(a guess; give img_size if it is wrong)" in caplog.text
     caplog.clear()
     few = tiny_vit(img_size=8)  # 2 x 2, which no other grid has
     torch.save(few.state_dict(), path)

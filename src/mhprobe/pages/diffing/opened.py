@@ -23,7 +23,7 @@ from mhprobe.errors import UserError, quoted, short
 from mhprobe.io.readings import Reading
 from mhprobe.io.written import counted
 from mhprobe.pages.looking.network import FOUND, Asked, OpenNetwork, coloured, network_to_look_at
-from mhprobe.pages.looking.photographs import read_each
+from mhprobe.pages.looking.photographs import in_words, read_each
 
 Given = nn.Module | str | Path | OpenNetwork
 
@@ -327,7 +327,7 @@ def _photographs(
         return of_channels(decoded, channels, name)
 
     read, left_out = read_each(archive, taken, image)
-    notes = _in_words(left_out, readings)
+    notes = [*(f"Left out: {line}" for line in left_out), *in_words(readings)]
     names = sorted(read)
     _refuse_few(len(names), str(folder), notes)
     if len(every) > limit:
@@ -341,12 +341,6 @@ def _photographs(
     classes, reading = _classes(folders, labelled, folder)
     labels = torch.tensor([classes.index(_folder_of(name)) for name in names])
     return Pictures(pixels, labels, names, [*notes, f"{reading}."], len(classes))
-
-
-def _in_words(left_out: Sequence[str], readings: Notes) -> list[str]:
-    """Return a sentence per file that was left out, and per reading, which names its option as it is typed."""
-    typed = [one._replace(option=f"--{one.option}") for one in readings]
-    return [*(f"Left out: {line}" for line in left_out), *(f"{reading}." for reading in typed)]
 
 
 def _folder_of(name: str) -> str:

@@ -80,7 +80,7 @@ def photographs(
     if not read:
         raise UserError(f"look: {archive.path} has no photographs that can be read: {left_out[0]}")
     names = sorted(read)  # an archive streams in its own order
-    notes = [*_in_words(readings), *(f"Left out: {line}" for line in left_out)]
+    notes = [*in_words(readings), *(f"Left out: {line}" for line in left_out)]
     if len(every) > limit:
         notes.insert(
             0,
@@ -110,7 +110,7 @@ def read_each(
     return found, lines
 
 
-def _in_words(readings: Notes) -> list[str]:
+def in_words(readings: Notes) -> list[str]:
     """Return a sentence per reading, which names its option as it is typed."""
     typed = [one._replace(option=f"--{one.option}" if one.option else "") for one in readings]
     return [f"{reading}." for reading in typed]

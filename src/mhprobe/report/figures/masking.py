@@ -18,6 +18,7 @@ from mhprobe.report.figures.style import COLOURS, MARKERS, Axes, Figure
 # curves: of more the bands are paler, and the thin lines of the images that chose are left out
 CROWD = 6
 Over = Literal["heads", "steps"]  # what the x axis counts
+_Ends = tuple[float, float]  # of an axis
 DASHES: tuple[Any, ...] = (
     "-",
     (0, (4, 1.2)),
@@ -376,17 +377,14 @@ def maskable(heads: Sequence[MaskedHead], similarity: str, inert: float) -> Figu
     return figure
 
 
-Limits = tuple[float, float]
-
-
-def _limits(points: Sequence[tuple[MaskedHead, Likeness]], inert: float) -> tuple[Limits, Limits]:
+def _limits(points: Sequence[tuple[MaskedHead, Likeness]], inert: float) -> tuple[_Ends, _Ends]:
     """Return the limits across and up that hold all points, also where there are none."""
     shares = [_written(head) for head, _ in points]
     top = min(1.03, 1.15 * max([0.4, *(like.standing for _, like in points)]))
     return (0.8 * min([*shares, inert]), 1.25 * max([*shares, 1.0])), (-0.06, top)
 
 
-def _digits(across: Limits) -> tuple[int, ...]:
+def _digits(across: _Ends) -> tuple[int, ...]:
     """Return the digits of a decade that are labelled: on a long axis more would run into each other."""
     lowest, highest = across
     return (1, 2, 5) if highest / lowest < 100 else (1,)
