@@ -31,7 +31,7 @@ from benchmarks.harness.size import Size
 from benchmarks.harness.timing import Ratio, compare, from_rounds, single
 from mhprobe.backbones import family_of
 from mhprobe.data.batch import Batch
-from mhprobe.recording.measuring import Passes, feed
+from mhprobe.recording.measuring import Passes, feed, read_as
 
 AIM = "<= 1.1"
 QUERIES = {"class": AIM, "mean": ""}
@@ -113,15 +113,16 @@ def _of_measures(pixels: int, took: float, rounds: int) -> Iterator[Ratio]:
 def _of_a_batch(pixels: int, images: int, rows: float, matrices: float) -> Iterator[Ratio]:
     """All measures of attention on one batch: by rows, over the same by matrices of all blocks.
 
-    Both ways take the batch apart, a few images at a time.
+    Both ways take the batch apart: by matrices eight images at a time, by rows as few as keep the
+    record small.
     """
     model, batch = _model(pixels), _batch(pixels, images)
     what = f"ViT-S/14 at {pixels} px, all measures of attention, batch {images}: rows / matrices"
     by_rows = functools.partial(_measured, model, batch)
     by_matrices = functools.partial(_measured, model, batch, beside=MATRIX)
-    yield compare(f"{what}, time", by_rows, by_matrices, 1, "<= 1.0")
+    yield compare(f"{what}, time", by_rows, by_matrices, 3)
     note = f"{rows:.0f} MiB / {matrices:.0f} MiB"
-    yield single(f"{what}, memory", rows / max(matrices, 1.0), "<= 0.25", note)
+    yield single(f"{what}, memory", rows / max(matrices, 1.0), "", note)
 
 
 def _of_a_large_network(pixels: int, took: dict[str, float]) -> Iterator[Ratio]:
@@ -182,6 +183,8 @@ def _measured(
     every = {name: build(name, layout) for name in names}
     of_attention = {name: measure for name, measure in every.items() if measure.by_rows}
     passes = Passes(beside=frozenset(beside))  # type: ignore[arg-type]
+    recorded = read_as(model, of_attention.values(), beside=passes.beside)
+    assert ("rows" in recorded) != ("attn" in passes.beside), "both ways would be the same"
     with warnings.catch_warnings(action="ignore"):  # of so few images
         refused = feed(model, of_attention, lambda: [batch], passes=passes)
     assert not refused, refused

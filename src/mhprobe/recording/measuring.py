@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from mhprobe import ranks
@@ -29,8 +30,10 @@ from mhprobe.recording.outputs import Of
 from mhprobe.recording.record import record
 from mhprobe.recording.state import usable
 
-LEAST = 8  # images that are looked at together; fewer would leave the machine idle
+LEAST = 8  # images whose matrices are held together; fewer would leave the machine idle
 MOST = 2**30  # bytes that a record takes, but for that of a single image
+MOST_BY_ROWS = 2**28  # the same, of rows of attention on a processor, which is no faster with more
+CPU = torch.device("cpu")
 WORTH_SAYING = 2**27  # bytes that a step holds
 Columns = dict[str, Tensor]
 
@@ -158,9 +161,10 @@ def recorded(
 
     needs: as of ``record``, whose UserErrors these are; none that wants labels.
     """
-    layout = gates_of(model).layout
+    layout, device = gates_of(model).layout, next(model.parameters()).device
     for batch in batches:
-        for piece in map(batch.part, slices_of_batch(len(batch.valid), layout, needs)):
+        slices = slices_of_batch(len(batch.valid), layout, needs, device)
+        for piece in map(batch.part, slices):
             yield piece, _look(model, piece.unlabelled, needs=needs)
 
 
@@ -260,9 +264,9 @@ class _Pass:
         # whole: a piece has as many labels as images
         check_batch(self.model, self.batch.images, self.batch.labels, gates.layout)
         valid = self.batch.valid
-        parts = [
-            part for part in slices_of_batch(len(valid), gates.layout, needs) if valid[part].any()
-        ]
+        device = next(self.model.parameters()).device
+        slices = slices_of_batch(len(valid), gates.layout, needs, device)
+        parts = [part for part in slices if valid[part].any()]
         for part in parts:
             run = (
                 _shown
@@ -278,8 +282,7 @@ class _Pass:
                 active = {key: item for key, item in active.items() if key not in unfit}
                 if not unfit or not active:
                     raise
-                needs = needs_of(active.values(), self.selecting) | self.passes.beside
-                heads = look(needs=read_as(self.model, active.values(), needs))
+                heads = look(needs=self._needs(active))
             heads = _at_gates(heads, gates) if self.passes.at_gates else heads
             heads = dataclasses.replace(heads, ends=part is parts[-1])
             kept = {key: item for key, item in active.items() if key not in refused}
@@ -292,8 +295,7 @@ class _Pass:
         return refused
 
     def _needs(self, active: Mapping[str, Measure]) -> frozenset[Need]:
-        needs = needs_of(active.values(), self.selecting) | self.passes.beside
-        return read_as(self.model, active.values(), needs)
+        return read_as(self.model, active.values(), self.selecting, self.passes.beside)
 
 
 def _of_layout(heads: HeadBatch, item: Measure, layout: HeadLayout) -> HeadBatch:
@@ -349,26 +351,31 @@ def _show_all(
 
 
 def read_as(
-    model: nn.Module, measures: Iterable[Measure], needs: frozenset[Need]
+    model: nn.Module,
+    measures: Iterable[Measure],
+    selecting: bool = False,
+    beside: frozenset[Need] = frozenset(),
 ) -> frozenset[Need]:
     """Needs of a record, with rows of attention in place of matrices, if all who ask read rows and the model has them.
 
-    A large site whose weights only come to be as a matrix is recorded as one.
+    A large site whose weights only come to be as a matrix is recorded as one. selecting: of what
+    the measures choose by. beside: of ``Passes``: whoever asks for matrices there reads no rows.
     """
     instead: dict[Need, Need] = {"attn": "rows", "attn_grad": "row_slopes"}
     back = {rows: matrices for matrices, rows in instead.items()}
-    asked, willing = frozenset[Need](), True
+    measures = list(measures)
+    needs = needs_of(measures, selecting) | beside
+    willing = not beside & instead.keys()
     for item in measures:
         mine = (item.needs | (item.select_needs or frozenset())) & instead.keys()
-        asked, willing = asked | mine, willing and (item.by_rows or not mine)
+        willing = willing and (item.by_rows or not mine)
     layout, backbone = gates_of(model).layout.of("head"), backbone_of(model)
     paired = all(
         meets_pairs(family_of(backbone).seam(backbone, site))
         for site in layout.sites
         if site.larger_than_pairs
     )
-    others = needs & instead.keys() - asked  # of somebody else
-    to = instead if willing and paired and not others else back
+    to = instead if willing and paired else back
     return frozenset(to.get(need, need) for need in needs)
 
 
@@ -382,7 +389,7 @@ def _unfit(
     refused: dict[str | None, UserError] = {}
     for key, item in measures.items():
         try:
-            look(needs=read_as(model, [item], needs_of([item], selecting)))
+            look(needs=read_as(model, [item], selecting))
         except UserError as error:
             refused[key] = error
     return refused
@@ -391,8 +398,9 @@ def _unfit(
 def record_bytes(model: nn.Module, measures: Iterable[Measure], images: int) -> int:
     """Bytes that the largest record of a batch of so many images holds, and what the measures keep, at least."""
     measures, layout = list(measures), gates_of(model).layout
-    needs = read_as(model, measures, needs_of(measures))
-    largest = max(part.stop - part.start for part in slices_of_batch(images, layout, needs))
+    needs = read_as(model, measures)
+    slices = slices_of_batch(images, layout, needs, next(model.parameters()).device)
+    largest = max(part.stop - part.start for part in slices)
     kept = sum(item.bytes_kept for item in measures)
     return int(4 * numbers_of(layout, needs) * largest) + kept
 
@@ -403,21 +411,25 @@ def said(held: float) -> str:
 
 
 def slices_of_batch(
-    count: int, layout: HeadLayout, needs: Collection[Need] = ("attn",)
+    count: int,
+    layout: HeadLayout,
+    needs: Collection[Need] = ("attn",),
+    device: torch.device = CPU,
 ) -> list[slice]:
     """Slices of images, about equally long: the record of each takes at most ``MOST`` bytes, or is of one image.
 
-    And all blocks' attention of a slice is no larger than one block's of all images, or than that
-    of ``LEAST`` images.
+    A record by rows takes ``MOST_BY_ROWS`` on a processor: the device decides. And all blocks'
+    matrices of attention of a slice are no larger than one block's of all images, or than those of
+    ``LEAST`` images.
     """
-    sizes, most = [site.attention_size for site in layout.of("head").sites], max(1, count)
+    sizes, longest = [site.attention_size for site in layout.of("head").sites], max(1, count)
+    by_rows = bool({"rows", "row_slopes"} & {*needs})
     if numbers := numbers_of(layout, needs):
-        most = min(most, max(1, int(MOST // (4 * numbers))))
+        held = MOST_BY_ROWS if by_rows and device.type == "cpu" else MOST
+        longest = min(longest, max(1, int(held // (4 * numbers))))
         if {"attn", "attn_grad"} & {*needs}:
-            most = min(most, max(LEAST, count * max(sizes) // sum(sizes)))
-        elif {"rows", "row_slopes"} & {*needs}:
-            most = min(most, LEAST)
-    number = max(1, math.ceil(count / most))
+            longest = min(longest, max(LEAST, count * max(sizes) // sum(sizes)))
+    number = max(1, math.ceil(count / longest))
     return [slice(count * i // number, count * (i + 1) // number) for i in range(number)]
 
 

@@ -107,7 +107,7 @@ def test_each_measure_alone_says_what_it_says_among_all(case):
 def test_of_a_large_grid_queries_and_keys_are_held_and_attention_stays_fused(case):
     model, batch, _ = case
     measures = built(mhprobe.attach(model).layout)
-    needs = measuring.read_as(model, measures.values(), measuring.needs_of(measures.values()))
+    needs = measuring.read_as(model, measures.values())
     if any(site.windows for site in mhprobe.attach(model).layout.sites):
         return  # windows are small
     assert needs >= {"rows", "row_slopes"} and not needs & {"attn", "attn_grad"}
@@ -131,5 +131,33 @@ def test_one_who_reads_matrices_gets_them_and_so_do_the_others(case):
 
     both = [mhprobe.measures.Sinks(layout), Reads(layout)]
     needs = measuring.needs_of(both)
-    assert measuring.read_as(model, both, needs) == needs
+    assert measuring.read_as(model, both) == needs
     assert "attn" in needs
+
+
+def test_a_pass_beside_one_with_matrices_reads_the_same_matrices(case):
+    model, batch, _ = case
+    layout = mhprobe.attach(model).layout
+    beside = measuring.Passes(beside=frozenset({"attn"}))
+    shown = []
+
+    class Seen(mhprobe.measures.Entropy):
+        def update(self, batch):
+            shown.append(batch.attn is not None)
+            super().update(batch)
+
+    class Reads(Seen):
+        by_rows = False
+
+    makers = {"alone": [Seen], "with one who reads matrices": [Seen, Reads], "beside": [Seen]}
+    found = {}
+    for name, made in makers.items():
+        measures = {make.__name__: make(layout) for make in made}
+        passes = beside if name == "beside" else measuring.Passes()
+        columns, _ = measuring.measure_columns(model, measures, lambda: [batch], passes=passes)
+        found[name] = columns["Seen"]["value"]
+        matrices = set(shown)
+        shown.clear()
+        windows = any(site.windows for site in layout.sites)
+        assert matrices == {name != "alone" or windows}
+    assert torch.equal(found["beside"], found["with one who reads matrices"])

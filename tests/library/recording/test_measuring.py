@@ -260,24 +260,45 @@ def test_attention_of_all_blocks_takes_the_room_of_one_block_for_the_whole_batch
     assert other.sizes == [70]  # who asks for no attention gets it whole
 
 
-def test_pieces_add_up_to_what_the_whole_batch_gives(monkeypatch):
-    model = tiny_swin().double()
+@pytest.mark.parametrize("build", [tiny_swin, tiny_vit])  # matrices, and rows
+def test_pieces_add_up_to_what_the_whole_batch_gives(monkeypatch, build):
+    model = build().double()
     layout, batch = mhprobe.attach(model).layout, one_batch(model, 37)
     batch = batch._replace(images=batch.images.double(), valid=torch.arange(37) != 20)
     makers = [mhprobe.measures.Entropy, mhprobe.measures.NoOp, mhprobe.measures.GateImportance]
-    found = []
-    for least in (4, 1000):
+    found, pieces = [], []
+    record = measuring.record
+    monkeypatch.setattr(
+        measuring, "record", lambda *args, **options: pieces.append(1) or record(*args, **options)
+    )
+    for least, most in ((4, 1), (1000, 2**30)):
         monkeypatch.setattr(measuring, "LEAST", least)
-        found.append(
-            measure_columns(
-                model, {make.__name__: make(layout) for make in makers}, lambda: [batch]
-            )[0]
-        )
+        monkeypatch.setattr(measuring, "MOST_BY_ROWS", most)
+        measures = {make.__name__: make(layout) for make in makers}
+        found.append(measure_columns(model, measures, lambda: [batch])[0])
+        assert (len(pieces) == 1) == (least == 1000)
+        pieces.clear()
     for name in found[1]:
         for column, values in found[1][name].items():
             torch.testing.assert_close(
                 found[0][name][column], values, rtol=1e-9, atol=1e-12, equal_nan=True
             )
+
+
+def test_rows_of_large_images_are_recorded_few_at_a_time_and_of_small_ones_all_together():
+    """Pieces of eight small images once took three times as long; pieces of eight large ones twice the memory."""
+    with torch.device("meta"):
+        large = timm.create_model("vit_small_patch14_dinov2", img_size=224, num_classes=0)
+    needs = {"rows", "row_slopes", "stream"}
+
+    def longest(model, device):
+        layout = layout_of(model)
+        seen = measuring.slices_of_batch(64, layout, needs, torch.device(device))
+        return max(part.stop - part.start for part in seen)
+
+    assert longest(large, "cpu") == 2
+    assert 2 < longest(large, "cuda") < 64, "a GPU would be idle between launches of so few"
+    assert longest(tiny_vit(), "cpu") == 64
 
 
 @pytest.mark.parametrize(
