@@ -27,6 +27,7 @@ from mhprobe.differences.errors import (
 )
 from mhprobe.differences.passes import Pass
 from mhprobe.differences.sides import Pair, Torch, paired, refuse_unlike
+from mhprobe.errors import UserError
 from mhprobe.heads import Stream, wide
 from mhprobe.recording.record import in_raster_order
 
@@ -203,6 +204,12 @@ def other_network(
     refuse_unlike(a, other)
     pairs = Pairs(paired(a, other, "head"), [])
     natural, fed = other.run(images), other.run(images, fed=first)
+    counts = [one.logits.shape[-1] for one in (first, natural)]
+    if counts[0] != counts[1]:
+        raise UserError(
+            f"diff: null: {a.name} gives {counts[0]} numbers per image and {other.name} {counts[1]}. "
+            "Give a network of the same classes, as another seed of the same training."
+        )
     blocks = own(a, other, pairs, first, fed).blocks
     found = own(a, other, pairs, first, natural)
     return blocks, found.heads, found.attention

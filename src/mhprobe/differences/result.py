@@ -307,6 +307,9 @@ def tolerances(given: Any) -> dict[str, float]:
             raise UserError(
                 f"diff: tolerance: expected a number of at least 0, as .01, got {quoted(value)}."
             )
+        if name in read:
+            called = "a number for all" if name == "all" else name
+            raise UserError(f"diff: tolerance: {called} is given twice. Give it once.")
         read[str(name)] = number
     return read
 

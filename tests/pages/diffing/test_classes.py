@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from PIL import Image
 
 import mhprobe
 from mhprobe import differing
+from mhprobe.differences.result import tolerances
 from mhprobe.pages.diffing.opened import Labelled, pictures
 from models import tiny_vit
 
@@ -127,3 +130,69 @@ def test_the_output_that_is_the_logits_can_be_named():
     other = mhprobe.diff(Two(first), Two(second), pixels, output=0, **shown)
     assert named.metrics == alone.metrics
     assert other.metrics != alone.metrics
+
+
+NAMES = ["ape", "bee", "cat", "dog", "elk"]
+
+
+@pytest.fixture
+def renamed(tmp_path):
+    """A function that saves a network and a copy whose logits are in another order, or of other names."""
+    torch.manual_seed(0)
+    model = tiny_vit(num_classes=len(NAMES)).eval()
+
+    def made(names, places):
+        before, after = (tmp_path / f"{name}.safetensors" for name in ("before", "after"))
+        mhprobe.save(model, before, class_names=NAMES)
+        other = copy.deepcopy(model)
+        with torch.no_grad():
+            for value in other.head.parameters():
+                value.copy_(value[places])
+        mhprobe.save(other, after, class_names=names)
+        pixels = torch.randint(0, 256, (8, 3, 16, 16), dtype=torch.uint8)
+        return mhprobe.diff(before, after, pixels, show_progress=False)
+
+    return made
+
+
+def test_classes_in_another_order_are_put_in_the_first_networks(renamed):
+    """The same network with other places of its logits once gave other classes to nearly all images."""
+    places = [4, 2, 0, 1, 3]
+    found = renamed([NAMES[place] for place in places], places)
+    assert found.metrics["diff/error_of_logits"] == 0 and found.metrics["diff/agreement"] == 1
+    assert any("its logits are put in the order of before" in note for note in found.notes)
+    control = renamed(NAMES, places)  # negative control: nothing says that it is another order
+    assert control.metrics["diff/agreement"] < 1
+    assert not any("order" in note for note in control.notes)
+
+
+def test_classes_of_other_names_are_said(renamed):
+    found = renamed(["ape", "bee", "cow", "dog", "elk"], [0, 1, 2, 3, 4])
+    said = "Logit 2 is of class 'cat' in before and of 'cow' in after"
+    assert any(said in note for note in found.notes)
+    unnamed = renamed(["0", "1", "2", "3", "4"], [0, 1, 2, 3, 4])
+    assert not any("class" in note for note in unnamed.notes)
+
+
+def test_another_seed_of_other_classes_is_refused_as_the_null():
+    before, after, other = tiny_vit(), tiny_vit(), tiny_vit(num_classes=4)
+    images = torch.randn(4, 3, 16, 16)
+    with pytest.raises(mhprobe.UserError, match=r"diff: null: .* gives 5 numbers .* and .* 4"):
+        mhprobe.diff(before, after, images, null=other, show_progress=False)
+
+
+@pytest.mark.parametrize("given", [[".01", "2"], ["head=.1", "block=.2", "head=.2"]])
+def test_a_tolerance_that_is_given_twice_is_refused(given):
+    with pytest.raises(mhprobe.UserError, match=r"tolerance: .* is given twice"):
+        tolerances(given)
+    assert tolerances([".01", "block=.2"]) == {"all": 0.01, "block": 0.2}
+
+
+def test_probabilities_beside_logits_are_said():
+    model = tiny_vit()
+    images = torch.randn(4, 3, 16, 16)
+    softmax = torch.nn.Sequential(copy.deepcopy(model), torch.nn.Softmax(1))
+    found = mhprobe.diff(model, softmax, images, null="rounding", show_progress=False)
+    assert any("gives probabilities, and" in note for note in found.notes)
+    alike = mhprobe.diff(model, model, images, show_progress=False)
+    assert not any("probabilities" in note for note in alike.notes)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import gives_features
+from mhprobe.backbones import backbone_of, family_of, gives_features
 from mhprobe.data.augment import channels_shown, normalise
 from mhprobe.data.decoding import Levels, Size, decode, levels_given, refuse_bombs
 from mhprobe.data.draws import evenly_spread
@@ -140,6 +140,45 @@ def same_ends(a: Opened, b: Opened) -> tuple[Opened, Opened]:
     if not (isinstance(a.side, Torch) and isinstance(b.side, Torch)) or ends[0] == ends[1]:
         return a, b
     return (_features(a), b) if ends[0] else (a, _features(b))
+
+
+def same_order(a: Opened, b: Opened) -> Opened:
+    """Return ``b`` with its logits in the order of ``a``'s classes, and a note, where the orders differ.
+
+    A note tells of other classes, too. If a file names no classes, logits are compared as they are.
+    """
+    mine, theirs = a.class_names, b.class_names
+    numbers = tuple(str(number) for number in range(len(mine)))
+    if mine == theirs or len(mine) != len(theirs) or numbers in (mine, theirs):
+        return b
+    if sorted(mine) == sorted(theirs) and len({*mine}) == len(mine):
+        side = _reordered(b.side, [theirs.index(name) for name in mine])
+        if side is not None:
+            said = (
+                f"The classes of {b.side.name} are in another order; its logits are put in the order "
+                f"of {a.side.name}."
+            )
+            return b._replace(side=side, notes=(*b.notes, said), class_names=mine)
+    odd = next(at for at, name in enumerate(mine) if theirs[at] != name)
+    said = (
+        f"Logit {odd} is of class {quoted(mine[odd])} in {a.side.name} and of {quoted(theirs[odd])} "
+        f"in {b.side.name}; logits are compared by their numbers."
+    )
+    return b._replace(notes=(*b.notes, said))
+
+
+def _reordered(side: Side, places: list[int]) -> Torch | None:
+    """A copy of a network whose logits are those at ``places``; None where its classifier is not one layer."""
+    if not isinstance(side, Torch):
+        return None
+    model = copy.deepcopy(side.model)
+    layer = family_of(side.backbone).classifier(backbone_of(model))
+    if not isinstance(layer, nn.Linear) or layer.out_features != len(places):
+        return None
+    with torch.no_grad():
+        for value in layer.parameters():
+            value.copy_(value[places])
+    return Torch(model, side.name)
 
 
 def _features(of: Opened) -> Opened:

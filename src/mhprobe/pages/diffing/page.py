@@ -68,12 +68,13 @@ from mhprobe.pages.diffing.opened import (
     pictures,
     refuse_unlike_pair,
     same_ends,
+    same_order,
 )
 from mhprobe.pages.diffing.shown import page, page_of_ends
 from mhprobe.pages.diffing.worth import SIZE, importance, refuse_no_ablation
 from mhprobe.pages.diffing.worth import ablation as ablated
 from mhprobe.pages.looking.network import Asked
-from mhprobe.recording.outputs import Output, taking
+from mhprobe.recording.outputs import Output, say_probabilities, taking
 from mhprobe.report.tables import Table
 from mhprobe.weights.normalisation import Numbers
 
@@ -145,6 +146,7 @@ def diff(  # noqa: PLR0913 -- a notebook's door: each argument is a keyword of i
         if other is None:
             refuse_unlike_pair(first, second)
         first, second = same_ends(first, second)
+        second = same_order(first, second)
         if isinstance(second.side, Onnx) and second.side.hidden:
             return ends_alone(first, second.side, read, task)
         return compared(first, second, read, task)
@@ -231,7 +233,7 @@ def _planned(a: Opened, b: Opened, read: Pictures, task: Task) -> Plan:
     elif task.null in ("rounding", "images"):
         null = task.null  # type: ignore[assignment]
     else:
-        other = opened(task.null)
+        other = _same_kind(a, opened(task.null))
     notes += _on_missing_labels(task, read, classes)
     training = other is not None or null == "images"
     files = _files(task, a, b, training, notes)
@@ -242,11 +244,31 @@ def _planned(a: Opened, b: Opened, read: Pictures, task: Task) -> Plan:
     return Plan(pairs, folds, null, other, training or asked, files, notes)
 
 
+def _same_kind(a: Opened, other: Opened) -> Opened:
+    """The network that says what nothing looks like, fit for A. UserError for other blocks or images."""
+    refuse_unlike_pair(a, other)
+    return same_order(a, same_ends(a, other)[1])
+
+
 def _on_missing_labels(task: Task, read: Pictures, classes: int) -> list[str]:
     """Return a note where a tolerance of everything says nothing of accuracy, for want of labels."""
     if "all" in task.limits and read.labels is None and classes:
         return ["The photographs have no labels, so accuracy is not held to the tolerance."]
     return []
+
+
+def _on_probabilities(a: Opened, b: Opened | Onnx, ends: Ends) -> list[str]:
+    """Return a note where only one of two networks gives probabilities, as an export behind a softmax."""
+    names = [(one.side if isinstance(one, Opened) else one).name for one in (a, b)]
+    like = [ends.classes and bool(say_probabilities(of)) for of in (ends.ours, ends.theirs)]
+    if like[0] == like[1]:
+        return []
+    if like[0]:
+        names.reverse()
+    return [
+        f"{names[1]} gives probabilities, and {names[0]} logits (a guess): their error says nothing. "
+        "Give both with a softmax, or both without."
+    ]
 
 
 def _files(task: Task, a: Opened, b: Opened, training: bool, notes: list[str]) -> list[Path]:
@@ -312,7 +334,7 @@ def compared(a: Opened, b: Opened, read: Pictures, task: Task) -> Diff:
         neurons=neuron_table(pairs, found),
         metrics=numbers(found, verdict, compared_answers),
         outside=outside(about, task.limits),
-        notes=list(dict.fromkeys(plan.notes)),
+        notes=list(dict.fromkeys([*plan.notes, *_on_probabilities(a, b, ends)])),
         images=len(read.pixels),
         readings=[(of.side.name, of.readings) for of in (a, b) if of.readings],
         course=over.table(about.layout) if over else None,
@@ -351,7 +373,7 @@ def ends_alone(a: Opened, b: Onnx, read: Pictures, task: Task) -> Diff:
         neurons=empty,
         metrics={"diff/images": len(before), **numbers_of_ends(compared_answers)},
         outside=outside_ends(compared_answers, held),
-        notes=[*ours.notes, *a.notes, *read.notes],
+        notes=[*ours.notes, *a.notes, *read.notes, *_on_probabilities(a, b, ends)],
         images=len(before),
         readings=[(ours.name, a.readings)] if a.readings else [],
         photographs=photograph_table(read.names, ends, read.labels),
