@@ -1,5 +1,6 @@
 """Find the classifier of a file that has another name for it, as ``fc`` or ``heads.head``, beside a backbone too."""
 
+import re
 from collections.abc import Mapping
 
 import torch
@@ -17,17 +18,21 @@ _NAMES = {
 def called_otherwise(known: Mapping[str, Tensor], layer: str, width: int) -> str:
     """Return the name of the one layer that may be the classifier ``layer``; "" if there is none, or several.
 
+    With a bias it may stand in a sequence, as ``head.1`` behind a dropout, if nothing else there has
+    tensors.
     known: the tensors that may belong to it, (classes, width) and (classes,).
     """
     found = []
     for key, weight in known.items():
         name = key.removesuffix(".weight")
         fits = weight.ndim == 2 and weight.shape[1] == width and name != key
-        if not fits or name == layer or name.rpartition(".")[2] not in _NAMES:
+        within = re.sub(r"\.\d+$", "", name)
+        known_name = within.rpartition(".")[2] in _NAMES or within == layer
+        if not fits or name == layer or not known_name:
             continue
-        parts = {other for other in known if other.startswith(f"{name}.")}
+        parts = {other for other in known if other.startswith(f"{within}.")}
         bias = known.get(f"{name}.bias")
-        whole = bias is None or bias.shape == weight.shape[:1]
+        whole = within == name if bias is None else bias.shape == weight.shape[:1]
         if whole and parts <= {f"{name}.weight", f"{name}.bias"}:
             found.append(name)
     return found[0] if len(found) == 1 else ""
@@ -44,7 +49,7 @@ def with_classifier(
     if weight is None or weight.ndim != 2:
         return state, "", []
     name, told = "", list[str]()
-    if not any(key.startswith(f"{layer}.") for key in state):
+    if f"{layer}.weight" not in state:
         known = {**beside, **state}
         name = called_otherwise(known, layer, weight.shape[1])
         if name:
@@ -55,5 +60,7 @@ def with_classifier(
     own = state.get(f"{layer}.weight")
     if own is not None and own.ndim == 2 and f"{layer}.bias" not in state:
         state = {**state, f"{layer}.bias": torch.zeros(len(own), dtype=own.dtype)}
-        told.append("its classifier has no bias, which is a bias of 0")
+        told.append(
+            "its classifier has no bias, which is a bias of 0 (a guess: one of cosines has none either)"
+        )
     return state, name, told

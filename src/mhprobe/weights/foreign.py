@@ -19,6 +19,7 @@ from mhprobe.errors import UserError, quoted
 from mhprobe.io.readings import Reading
 from mhprobe.weights.classifiers import with_classifier
 from mhprobe.weights.networks import NetworkInFile, State, find_network, grouped, option, some
+from mhprobe.weights.normed import normed
 from mhprobe.weights.others import other_library
 from mhprobe.weights.reading import read_content
 from mhprobe.weights.translated import translated
@@ -73,7 +74,8 @@ def _put(
     beside = _Beside(f"{where}: {path}", state, tensors, extra)
     beside.refuse_another_architecture(network, model)
     layer = f"{_classifier_name(model)}."
-    renamed += beside.leave_out_classifier(layer)
+    left, whole = beside.leave_out_classifier(layer)
+    (renamed if whole else changes).extend(left)
     changes += beside.begin_classifier(layer, new_classifier)
     beside.refuse_differences(where)
     told = [*_in_float32(state), *changes, *renamed]
@@ -119,13 +121,22 @@ class _Beside:
             f"this {type(model).__name__} are in it. {reason}"
         )
 
-    def leave_out_classifier(self, layer: str) -> list[str]:
-        """Leave out the file's classifier for a feature extractor, which needs none; say so."""
-        asked = [key for key in self.extra if key.startswith(layer)]
+    def leave_out_classifier(self, layer: str) -> tuple[list[str], bool]:
+        """Leave out the file's classifier for a feature extractor, which needs none.
+
+        Return a sentence on it, and True if it is one layer, which the model could have had.
+        """
+        asked = {key: self.state[key] for key in self.extra if key.startswith(layer)}
+        whole = asked.keys() <= {f"{layer}weight", f"{layer}bias"}
         if not asked or any(key.startswith(layer) for key in self.tensors):
-            return []
+            return [], whole
         self.extra = [key for key in self.extra if key not in asked]
-        return [f"the classifier is left out: {grouped({key: self.state[key] for key in asked})}"]
+        if whole:
+            return [f"the classifier is left out: {grouped(asked)}"], whole
+        return [
+            f"the classifier is more than one layer and left out: {grouped(asked)}; so the network gives "
+            "features, no logits"
+        ], whole
 
     def begin_classifier(self, layer: str, new: bool) -> list[str]:
         """Keep the model's own classifier where nothing but the file's does not fit, and say so.
@@ -204,12 +215,13 @@ def _fitting(
     named = {key: of for key, of in network.state.items() if _begins(network, key, begun)}
     _refuse_absent(network, begun, path, where)
     state = {key: value for key, value in network.state.items() if key not in named}
-    state, changes, renamed = translated(_plain(state, path, where), model)
+    state, made = normed(_plain(state, path, where), shapes)
+    state, changes, renamed = translated(state, model)
     beside = {key: of for key, of in network.beside.items() if not key.startswith(begun)}
     layer = str(_classifier_name(model))
     weight = model.state_dict().get(f"{layer}.weight")
     state, name, told = with_classifier(state, beside, layer, weight)
-    changes = [*changes, *told]
+    changes = [*made, *changes, *told]
     used = [f"{name}.{part}" for part in ("weight", "bias") if name]
     left = {**named, **{key: of for key, of in network.beside.items() if key not in used}}
     if left:
@@ -230,6 +242,11 @@ def _begins(network: NetworkInFile, key: str, begun: tuple[str, ...]) -> bool:
 def _refuse_absent(network: NetworkInFile, begun: tuple[str, ...], path: Path, where: str) -> None:
     """UserError for a beginning that no tensor has."""
     for begin in begun:
+        if not begin:
+            raise UserError(
+                f"{option(where, 'leave_out')}: expected the beginning of a name, got '', with which "
+                "every name begins."
+            )
         of_network = any(_begins(network, key, (begin,)) for key in network.state)
         if not of_network and not any(key.startswith(begin) for key in network.beside):
             raise UserError(
@@ -311,6 +328,11 @@ def _next_step(beside: _Beside, where: str) -> str:
             " This network has fc_norm, since it pools by the mean over patches, and the file has "
             f"not; give {section}global_pool=token."
         )
+    if any(key.startswith("attn_pool.") for key in extra):
+        return (
+            " attn_pool is a pooling by attention in the place of the class token: the file's network "
+            f"pools so; give {section}global_pool=map."
+        )
     if any("lora_" in key or ".base_layer." in key for key in extra):
         return (
             " It holds adapters (LoRA) beside the weights that they change: merge them first "
@@ -343,13 +365,28 @@ def _options_of_others(beside: _Beside) -> dict[str, str]:
     }
     if "reg_token" in extra:
         options["reg_tokens"] = str(beside.state["reg_token"].shape[1])
+    if "cls_token" in missing and "pos_embed" not in missing:
+        options["class_token"] = "False"
+    channels = [
+        shapes[0][1] for key, shapes in beside.wrong.items() if _other_channels(key, shapes)
+    ]
+    if channels:
+        options["in_chans"] = str(channels[0])
     without = [key for key in missing if key.endswith(".attn.qkv.bias")]
     if without and not any(key.replace(".bias", ".weight") in missing for key in without):
         options["qkv_bias"] = "False"
     blocks, own = (_numbered(keys) for keys in (beside.state, beside.tensors))
-    if own and blocks > own:
+    if own and blocks not in (0, own):
         options["depth"] = str(blocks)
     return options
+
+
+def _other_channels(key: str, shapes: tuple[Sequence[int], Sequence[int]]) -> bool:
+    """True for patch embeddings that differ in the channels of images alone. shapes: the file's, the model's."""
+    theirs, own = shapes
+    if not key.startswith("patch_embed.") or len(theirs) != 4 or len(own) != 4:
+        return False
+    return theirs[1] != own[1] and (theirs[0], *theirs[2:]) == (own[0], *own[2:])
 
 
 def _numbered(keys: Iterable[str]) -> int:

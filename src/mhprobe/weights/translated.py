@@ -49,12 +49,18 @@ def translated(plain: State, model: nn.Module) -> Translated:
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")
-            state: State = translate(dict(plain), model)
+            state: State = translate(_as_whole(plain), model)
     except Exception:  # it looks for names of other projects; what it misses is reported as it is
         return Translated(plain, [], [])
     if hits(state, tensors) < hits(plain, tensors):
         return Translated(plain, [], [])
     return Translated(state, *_told(plain, state, model))
+
+
+def _as_whole(plain: State) -> State:
+    """The tensors under the names that a whole CLIP has for them, if they are its image tower alone."""
+    tower = {"class_embedding", "positional_embedding", "conv1.weight"} <= plain.keys()
+    return {f"visual.{key}": value for key, value in plain.items()} if tower else dict(plain)
 
 
 def _apart(state: State) -> State:

@@ -50,6 +50,7 @@ def build_timm(
         _refuse_no_channels(conv_stem)
         kwargs["embed_layer"] = stem_of(conv_stem)
     _refuse_sizes({"attn_head_dim": attn_head_dim, **kwargs})
+    _refuse_classes(num_classes)
     if attn_head_dim is not None:
         kwargs["attn_layer"] = attention_of_width(attn_head_dim)
     with _failures_told(name, pretrained, attn_head_dim):
@@ -98,6 +99,14 @@ def _refuse_sizes(options: dict[str, Any]) -> None:
         too_small = type(value) is int and value < 1
         if key in SIZES and (isinstance(value, bool) or too_small):
             raise UserError(f"{key}: expected at least 1, got {value}.")
+
+
+def _refuse_classes(count: Any) -> None:
+    """Raise UserError for a number of classes below 0, which timm takes for none, and for no whole number."""
+    if count is not None and (type(count) is not int or count < 0):
+        raise UserError(
+            f"num_classes: expected a whole number, or 0 for features, got {quoted(count)}."
+        )
 
 
 @contextlib.contextmanager
