@@ -7,13 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mhprobe.data.labels import Form, form_of, may_be_classes
+from mhprobe.data.labels import Form, are_class_numbers, form_of, may_be_classes
 from mhprobe.errors import UserError, quoted, short
 
 # in dicts of Hugging Face's datasets, and of WebDataset, which names parts by the endings of files
 IMAGES = ("images", "image", "pixel_values", "img", "input_ids", "jpg", "jpeg", "png", "webp", "x")
 OF_FILES = ("path", "file", "url")  # in keys of texts that say where an image is from
 LABELS = ("labels", "label", "targets", "target", "cls", "y")
+_COUNTING = 4  # images: fewer classes may follow each other by chance
 Split = Callable[[Any], tuple[Tensor, Tensor | None]]
 
 
@@ -92,9 +93,44 @@ def images_and_labels(item: Any, label: str | None = None) -> tuple[Tensor, Tens
         _refuse_several(item, stacked, names)
         if numbers is None:
             _refuse_other_keys(item, stacked)
+    if numbers is not None:
+        _refuse_no_numbers(numbers)
+        _refuse_index(item, numbers)
     if numbers is not None and numbers.dim() != 1:
         raise UserError(_another_form(item, stacked, numbers, names))
     return stacked, numbers
+
+
+def _refuse_no_numbers(labels: Tensor) -> None:
+    """Raise UserError for labels on the meta device, and for sparse ones."""
+    if labels.is_meta:
+        raise UserError("loader: labels: they are on the meta device and hold no numbers.")
+    if labels.layout is not torch.strided:
+        raise UserError(
+            f"loader: labels: expected (B,) int64, one class per image, got a sparse tensor of "
+            f"{tuple(labels.shape)}. Give labels.to_dense(), of one-hot ones with .argmax(1)."
+        )
+
+
+def _refuse_index(item: Any, labels: Tensor) -> None:
+    """Raise UserError for (images, numbers that count up, classes), as of a data set that gives its index, too."""
+    if not isinstance(item, tuple | list) or len(item) < 3 or len(labels) < _COUNTING:
+        return
+    third = _stacked(item[2])
+    if third is None or third.shape != labels.shape or labels.dim() != 1:
+        return
+    if _counts_up(labels) and are_class_numbers(third) and not _counts_up(third):
+        raise UserError(
+            f"loader: labels: the second part of an item counts up, {labels[:3].tolist()} ..., as an "
+            "index does, and the third has whole numbers, too. Say which are the classes: "
+            "batch=lambda item: (item[0], item[2]), or item[1]."
+        )
+
+
+def _counts_up(numbers: Tensor) -> bool:
+    return are_class_numbers(numbers) and bool(
+        (numbers[1:].long() - numbers[:-1].long() == 1).all()
+    )
 
 
 def _candidates(item: Any, names: Sequence[str]) -> tuple[Sequence[Any], Sequence[Any]]:

@@ -279,6 +279,22 @@ def may_be_wide(data: bytes) -> bool:
     return data.startswith((b"II*", b"MM\0*", b"II+", b"MM\0+", b"P", NUMPY))
 
 
+def holds_frames(data: bytes) -> bool:
+    """Return True for a file of several frames, as a stack of slices or an animation; not for a smaller copy."""
+    from PIL import Image
+
+    if not data.startswith((b"GIF8", b"II", b"MM", b"RIFF", b"\x89PNG")):
+        return False
+    with (
+        contextlib.suppress(Exception),  # the end of the file, or damage, which decoding tells
+        Image.open(io.BytesIO(data), formats=FORMATS) as opened,
+    ):
+        opened.seek(1)
+        tags: Any = getattr(opened, "tag_v2", {})
+        return not tags.get(254, 0) & 1
+    return False
+
+
 @contextlib.contextmanager
 def _told(data: bytes, where: str) -> Any:
     """Turn what Pillow raises into a UserError with the true cause."""

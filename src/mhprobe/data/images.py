@@ -23,6 +23,7 @@ from mhprobe.data.decoding import (
     certain,
     channels_in,
     decode,
+    holds_frames,
     in_words,
     levels_given,
     levels_of,
@@ -35,12 +36,15 @@ from mhprobe.data.source import Contents, Wanted, is_wanted
 from mhprobe.errors import UserError, quoted
 from mhprobe.io.ordinary import ordinary
 from mhprobe.io.readings import Reading
+from mhprobe.io.written import counted
 
 log = logging.getLogger(__name__)
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 ARRAYS = ".npy"  # images of any number of channels
 SPLITS = ("train", "test")
+_TRAIN, _TEST = ("train", "training"), ("test", "testing")
+_VALIDATION = ("val", "valid", "validation")
 _IGNORED = ("thumbs.db", "desktop.ini")
 _CHUNK = 64  # images per task of the pool: small ones cost less to decode than to hand over
 _HEAVY = 2**26  # bytes of a task that is not decoded beside others
@@ -114,9 +118,30 @@ def class_list(classes: str | Sequence[str] | None) -> str | list[str]:
                 f"classes: expected text, number, a list of names, or a file of them, got "
                 f"{quoted(classes)}."
             )
-        lines = ordinary(path, 2**20, "classes").read_text(errors="replace").splitlines()
-        return [line.strip() for line in lines if line.strip()]
+        text = ordinary(path, 2**20, "classes").read_text("utf-8-sig", errors="replace")
+        return [line.strip() for line in text.splitlines() if line.strip()]
+    if isinstance(classes, Mapping):
+        return _by_their_numbers(classes)
+    if not isinstance(classes, Sequence):
+        raise UserError(
+            f"classes: expected text, number, a list of names, or a file of them, got a "
+            f"{type(classes).__name__}, which has no order."
+        )
     return [str(name) for name in classes]
+
+
+def _by_their_numbers(classes: Mapping[Any, Any]) -> list[str]:
+    """Names in the order of their numbers, of {name: number} or {number: name}. UserError for others."""
+    pairs = [*classes.items()]
+    if not all(type(number) is int for _, number in pairs):
+        pairs = [(name, number) for number, name in pairs]
+    numbers = [number for _, number in pairs]
+    if not all(type(one) is int for one in numbers) or sorted(numbers) != [*range(len(pairs))]:
+        raise UserError(
+            f"classes: expected names with the numbers 0 to {len(pairs) - 1}, each once, got "
+            f"{quoted(dict(classes))}."
+        )
+    return [str(name) for name, _ in sorted(pairs, key=lambda pair: pair[1])]
 
 
 def by_number(name: str) -> list[tuple[bool, int, str]]:
@@ -262,28 +287,42 @@ def _class_folders(archive: Archive, test_fraction: float | None, readings: Note
     """Names in the archive of all images, by split and class; their folders may lie at any depth."""
     names = archive.names()
     folders = {folder for file in names if not hidden(file) for folder in file.split("/")[-3:-2]}
+    train, test = _called(folders, _TRAIN) or "train", _called(folders, _TEST)
     # the test images of ImageNet have no classes: those of val/ stand in for them
-    instead = "val" in folders and "test" not in folders
-    splits = {"train": "train", "val" if instead else "test": "test"}
+    validation = _called(folders, _VALIDATION)
+    instead = bool(validation) and not test
+    tests = validation if instead else test or "test"
+    splits = {train: "train", tests: "test"}
     if test_fraction is not None:
         if {*splits} <= folders:
             raise UserError(
-                f"test_fraction: {archive.path} has train/ and {'val' if instead else 'test'}/ "
-                "already; leave it out."
+                f"test_fraction: {archive.path} has {train}/ and {tests}/ already; leave it out."
             )
         return _drawn(archive, names, test_fraction, readings)
     if instead:
-        readings.append(Reading("test images", "those of val/", "there is no test/ with classes"))
-    elif "val" in folders:
-        instead_of = "images for validation are drawn from train/"
-        log.warning("%s: its val/ is left out; %s.", archive.path, instead_of)
-        readings.append(Reading("val/", "left out", instead_of))
+        source = "there is no test/ with classes"
+        readings.append(Reading("test images", f"those of {tests}/", source))
+    _tell_left_out(archive, folders - splits.keys(), readings)
     images, others, roots = _by_split(archive, names, splits)
     _refuse_several(archive, roots)
     inside = tuple(f"{root}/{split}/".lstrip("/") for root in roots for split in splits)
     _refuse_astray(archive, [file for file in others if file.startswith(inside)])
     _refuse_empty(archive, images, names)
     return images
+
+
+def _called(folders: Collection[str], names: Sequence[str]) -> str:
+    """Return the folder that has one of these names, in any case; "" if none has."""
+    exact = [name for name in names if name in folders]
+    return next(iter(exact or sorted(of for of in folders if of.lower() in names)), "")
+
+
+def _tell_left_out(archive: Archive, others: Collection[str], readings: Notes) -> None:
+    """Say which folders of splits are not read."""
+    for folder in sorted(of for of in others if of.lower() in (*_TRAIN, *_TEST, *_VALIDATION)):
+        instead_of = "images for validation are drawn from train/"
+        log.warning("%s: its %s/ is left out; %s.", archive.path, folder, instead_of)
+        readings.append(Reading(f"{folder}/", "left out", instead_of))
 
 
 def _refuse_several(archive: Archive, roots: Collection[str]) -> None:
@@ -369,11 +408,14 @@ def decode_all(
     wanted = places if only is None else only
     faults: dict[str, UserError] = {} if left_out is None else left_out
     wide = OfSet(archive, places, [] if readings is None else readings)
+    framed: list[str] = []
 
     def decode_chunk(chunk: list[tuple[str, bytes]]) -> list[tuple[Any, ...]]:
         images = []
         for file, data in chunk:
             where = f"{archive.path}: {file}"
+            if holds_frames(data):
+                framed.append(file)
             try:
                 images.append(
                     (*places[file], decode(data, size, resize, where, levels or wide.levels))
@@ -398,6 +440,9 @@ def decode_all(
             yield from pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+    if framed and readings is not None:
+        held = f"{counted(len(framed), 'file')} with several, e.g. {min(framed)}"
+        readings.append(Reading("frames", f"the first of {held}", "the others are left out", True))
     if faults and left_out is None:
         raise _all_faults(faults, len(wanted))
 

@@ -64,6 +64,8 @@ def form_of(labels: Tensor) -> Form | None:
         return _of_numbers(labels)
     if labels.dim() == 2 and labels.shape[1] == 1:
         rest = _of_numbers(labels.squeeze(1))
+        if rest and not rest.then:
+            return Form(f"a column of {rest.called}", "")
         return Form("a column", f".squeeze(1){rest.then if rest else ''}")
     if labels.dim() == 2 and labels.numel() and not labels.is_complex():
         return _of_rows(labels)

@@ -28,9 +28,14 @@ _FORMS = (
         "give data=cifar10",
     ),
     _Form(
-        r"(^|/)(fine_label_names\.txt|cifar-?100[^/]*/(train|test|meta)(\.bin)?)$",
+        r"(^|/)(fine_label_names\.txt|cifar-?100[^/]*/(train|test|meta)(\.bin)?|(train|test)\.bin)$",
         "CIFAR-100",
         f"{_FOLDERS} first (torchvision.datasets.CIFAR100 reads it)",
+    ),
+    _Form(
+        r"(^|/)(train|test|unlabeled)_[Xy]\.bin$",
+        "STL-10's binary files",
+        f"{_FOLDERS} first (torchvision.datasets.STL10 reads them)",
     ),
     _Form(
         r"\.parquet$",
@@ -85,6 +90,7 @@ _FORMS = (
         f"{_FOLDERS} first, or measure in a notebook, where any loader will do",
     ),
 )
+_NO_CLASSES = {"images", "image", "imgs", "img", "masks", "mask", "labels", "label", "annotations"}
 _TABLE = r"\.(csv|tsv|jsonl?|txt|xlsx?)$"
 _SHARD = r"\.(tar|tar\.gz|tgz|zip)$"
 
@@ -142,10 +148,21 @@ def _of_pictures(pictures: Sequence[str], files: Sequence[str]) -> str:
     # one folder of images beside a table is no class
     if all(_below_split(name) == 0 for name in pictures) or (not splits and len(folders) == 1):
         return _flat(pictures, files, splits)
+    last = sorted({folder.rpartition("/")[2] for folder in folders})
+    if {name.lower() for name in last} <= _NO_CLASSES:
+        return (
+            f"Its folders ({', '.join(last)}) are no classes, as of a data set for segmentation: take "
+            "images of one class each; data=photos takes images without labels."
+        )
     if not splits:
         return (
             "It has a folder for each class, and no train/ and test/ around them: give "
             "test_fraction=0.2 to draw the test images, or move them to test/<class>/."
+        )
+    if len(splits) > 1 and all(_below_split(name) == 1 for name in pictures):
+        return (
+            f"Its splits are called {', '.join(splits)}: call them train and test, or val; links will "
+            "do."
         )
     return ""
 
@@ -174,7 +191,9 @@ def _flat(pictures: Sequence[str], files: Sequence[str], splits: Sequence[str]) 
 
 
 def _split(part: str) -> bool:
-    return part.lower() in ("train", "training", "test", "testing", "val", "valid", "validation")
+    """True for train, val, dev and the like, also with what often follows: train2017, test_images."""
+    names = "train|training|test|testing|val|valid|validation|dev|eval"
+    return bool(re.fullmatch(rf"({names})([-_ ]?(set|images?|imgs?|data|\d+))?", part.lower()))
 
 
 def _below_split(name: str) -> int:

@@ -93,6 +93,14 @@ OTHERS = {
     "HDF5": ({"camelyon.h5": b""}, "HDF5 files"),
     "loose images": ({"1.png": b"", "2.png": b""}, "lie in no folders of classes"),
     "splits without classes": ({"train/1.png": b"", "test/2.png": b""}, "in test, train lie in no"),
+    "STL-10": ({"train_X.bin": b"", "train_y.bin": b""}, "holds STL-10"),
+    "binary CIFAR-100 without names": ({"train.bin": b"", "test.bin": b""}, "holds CIFAR-100"),
+    "splits with a year": ({"train2017/1.jpg": b"", "val2017/2.jpg": b""}, "val2017 lie in no folders of classes"),
+    "a split of another name": (
+        {"train/cat/1.png": b"", "train/dog/1.png": b"", "dev/cat/1.png": b"", "dev/dog/1.png": b""},
+        "splits are called dev, train: call them train and test",
+    ),
+    "images and masks": ({"images/1.png": b"", "masks/1.png": b""}, r"\(images, masks\) are no classes"),
     "nothing": ({"notes.md": b""}, "Expected train/<class>"),
 }  # fmt: skip
 
@@ -156,3 +164,68 @@ def test_a_damaged_binary_batch_is_named(tmp_path, data, says):
     (root / "cifar-10-batches-bin" / "data_batch_3.bin").write_bytes(data)
     with pytest.raises(UserError, match=rf"data_batch_3\.bin.*{says}"):
         Cifar10(root).scan()
+
+
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        ("train", "valid"),
+        ("train", "validation"),
+        ("Train", "Test"),
+        ("training", "testing"),
+        ("TRAIN", "VAL"),
+    ],
+)
+def test_splits_of_other_names_are_read(tmp_path, train, test):
+    usual = write_folder(tmp_path / "usual", class_files())
+    files = {}
+    for file in usual.rglob("*.png"):
+        name = file.relative_to(usual).as_posix()
+        split, rest = name.split("/", 1)
+        files[f"{train if split == 'train' else test}/{rest}"] = file.read_bytes()
+    expected, found = (
+        ImageFolder(root, 8).scan() for root in (usual, write_folder(tmp_path / "set", files))
+    )
+    assert found.class_names == expected.class_names
+    for split in ("train", "test"):
+        np.testing.assert_array_equal(found.labels[split], expected.labels[split])
+    said = any(f"those of {test}/" in str(reading) for reading in found.readings)
+    assert said == (test.lower() not in ("test", "testing"))
+
+
+@pytest.mark.parametrize("name", ["val", "valid", "Validation"])
+def test_images_for_validation_beside_a_test_are_left_out_with_a_word(tmp_path, caplog, name):
+    """Only val/ was named: valid/ was left out in silence."""
+    files = class_files()
+    files |= {f"{name}/cat/1.png": encoded(1, 8, 8), f"{name}/dog/1.png": encoded(2, 8, 8)}
+    contents = ImageFolder(write_folder(tmp_path, files), 8).scan()
+    assert f"its {name}/ is left out" in caplog.text
+    assert any(reading.what == f"{name}/" for reading in contents.readings)
+
+
+def test_classes_with_numbers_are_in_the_order_of_their_numbers(tmp_path):
+    """A model's label2id is in any order; once its keys were taken as they came."""
+    root = write_folder(tmp_path / "set", class_files())
+    for classes in (
+        {"dog": 0, "cat": 1},
+        {"cat": 1, "dog": 0},
+        {0: "dog", 1: "cat"},
+        {1: "cat", 0: "dog"},
+    ):
+        assert ImageFolder(root, 8, classes=classes).scan().class_names == ("dog", "cat")
+    for classes in (
+        {"dog": 1, "cat": 2},
+        {"dog": 0, "cat": 0},
+        {"dog": "a", "cat": "b"},
+        {"dog", "cat"},
+    ):
+        with pytest.raises(UserError, match="classes: expected"):
+            ImageFolder(root, 8, classes=classes).scan()
+
+
+def test_a_file_of_classes_may_begin_with_the_mark_of_its_bytes(tmp_path):
+    """Notepad writes it, and the first class had an invisible letter more."""
+    (tmp_path / "names.txt").write_bytes(b"\xef\xbb\xbfdog\r\ncat\r\n")
+    root = write_folder(tmp_path / "set", class_files())
+    contents = ImageFolder(root, 8, classes=str(tmp_path / "names.txt")).scan()
+    assert contents.class_names == ("dog", "cat")

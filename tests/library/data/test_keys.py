@@ -137,3 +137,25 @@ def test_one_image_without_a_batch_and_images_behind_labels_are_called_that():
     with pytest.raises(UserError, match=r"images: .*such a tensor for labels; give") as error:
         images_and_labels((labels, images))
     assert "batch=lambda item: (item[1], item[0])" in str(error.value)
+
+
+def test_numbers_that_count_up_before_other_numbers_are_no_labels():
+    """(images, index, classes): the index was taken for the classes."""
+    index, classes = torch.arange(8, 12), torch.tensor([2, 0, 1, 2])
+    with pytest.raises(UserError, match=r"counts up, \[8, 9, 10\] .*item\[2\]"):
+        images_and_labels((IMAGES, index, classes))
+    # negative controls: classes and their index; classes that happen to count up, and a mask
+    assert torch.equal(images_and_labels((IMAGES, classes, index))[1], classes)
+    assert torch.equal(images_and_labels((IMAGES, index, torch.rand(4)))[1], index)
+    assert torch.equal(images_and_labels((IMAGES, index))[1], index)
+
+
+def test_labels_without_numbers_of_their_own_are_refused():
+    one_hot = torch.nn.functional.one_hot(LABELS).float()
+    for labels, says in (
+        (one_hot.to_sparse(), r"sparse tensor.*argmax"),
+        (LABELS.to("meta"), "hold no numbers"),
+        (torch.rand(4, 1), "a column of numbers that are no classes; choose one class"),
+    ):
+        with pytest.raises(UserError, match=says):
+            images_and_labels((IMAGES, labels))

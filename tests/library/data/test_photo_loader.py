@@ -199,3 +199,18 @@ def test_an_image_of_other_channels_costs_itself_alone(tmp_path):
         match=r"a\.npy has 4 channels, expected 13, as the network takes\. Give \.npy arrays",
     ):
         next(iter(mhprobe.photos(tmp_path, of_channels(13))))
+
+
+def test_files_of_several_frames_are_said(folder, model, caplog):
+    """Of a stack of slices the first was taken without a word."""
+    where, noise = folder
+    slices = [Image.fromarray(noise), Image.fromarray(255 - noise)]
+    for name in ("stack.tif", "moves.gif", "moves.png"):
+        slices[0].save(where / name, save_all=True, append_images=slices[1:])
+    slices[0].save(where / "one.tif")  # negative control
+    loader = mhprobe.photos(where, model)
+    images = torch.cat(list(loader))
+    assert "first of 3 files with several, e.g. moves.gif" in str(loader.readings["frames"])
+    assert "frames" in caplog.text
+    stack, one = (images[loader.files.index(name)] for name in ("stack.tif", "one.tif"))
+    assert torch.equal(stack, one)
