@@ -314,6 +314,7 @@ def load(
             "load: flops, params: expected one of them, of an elastic file and without name=."
         )
     if name is not None:
+        _refuse_other_weights(settings)
         model = model_from(path, name, prefix, leave_out, **settings)
         normalise_by(model, mean, std, "load")
         colours = {"mean": mean, "std": std}
@@ -338,6 +339,16 @@ def load(
     model = at_budget(model, description, target) if target else model
     normalise_by(model, mean, std, "load")
     return model
+
+
+def _refuse_other_weights(settings: Mapping[str, Any]) -> None:
+    """Raise UserError for an option that takes weights from elsewhere than the file."""
+    for key in ("pretrained", "checkpoint_path"):
+        if settings.get(key):
+            raise UserError(
+                f"load: {key}: the weights are those of the file; leave it out. Without a file: "
+                f"timm.create_model(name, {key}=...)."
+            )
 
 
 def photos(
@@ -570,7 +581,7 @@ def _batches(
     first = 0
     for item in loader:
         if not isinstance(item, Batch):
-            images, labels = split(item)
+            images, labels = _two_parts(split(item))
             if not isinstance(images, Tensor) or images.dim() < 2:
                 got = tuple(images.shape) if isinstance(images, Tensor) else quoted(images)
                 raise UserError(
@@ -589,6 +600,17 @@ def _batches(
         index = first + torch.cumsum(item.valid.cpu(), 0) - 1
         first += int(item.valid.sum())
         yield item._replace(index=index.clamp(min=0), targets=None).to(device)
+
+
+def _two_parts(given: Any) -> tuple[Any, Any]:
+    """Images and labels that ``batch=`` made of an item. Raises UserError for anything else."""
+    if isinstance(given, tuple | list) and len(given) == 2:
+        return given[0], given[1]
+    size = f" of {len(given)}" if isinstance(given, tuple | list) else ""
+    raise UserError(
+        "batch: expected a function that gives (images, labels or None) of an item, got a "
+        f"{type(given).__name__}{size} from it. Without labels: batch=lambda item: (item, None)."
+    )
 
 
 def _tell_scale(model: nn.Module, images: Tensor) -> None:

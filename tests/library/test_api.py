@@ -676,3 +676,16 @@ def test_a_measure_that_refuses_is_left_out_and_asking_for_it_says_why():
         found["svcca"]
     with pytest.raises(mhprobe.UserError, match="object_attention"):
         measured(mhprobe.measures.ObjectAttention)
+
+
+@pytest.mark.parametrize(
+    "given", [lambda item: item[0], lambda item: (*item, 3), lambda item: None]
+)
+def test_what_a_function_makes_of_an_item_is_two_parts_or_refused(given):
+    """A tensor of two images was once taken for images and labels, and of more a ValueError."""
+    model = tiny_vit()
+    item = torch.randn(2, 3, 16, 16), torch.tensor([0, 1])
+    with pytest.raises(
+        mhprobe.UserError, match=r"batch: expected a function that gives \(images, labels"
+    ):
+        mhprobe.measure(model, [item], [mhprobe.measures.Entropy], batch=given)

@@ -85,6 +85,16 @@ def one_line(error) -> bool:
     return "\n" not in str(error.value) and len(str(error.value)) < 400
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("32", "32-true"), ("'32'", "32-true"), ("16", "16-mixed"), ("bf16", "bf16-mixed")],
+)
+def test_short_names_of_precisions_are_those_of_lightning(tmp_path, given, meant):
+    assert (
+        runs.checked("train", *runs.TINY, f"trainer.precision={given}").trainer.precision == meant
+    )
+
+
 def test_of_two_options_that_are_taken_away_the_first_is_named_and_not_their_group(tmp_path):
     with pytest.raises(UserError, match=r"optim\.lr: is missing .*\(~optim\.lr\)"):
         runs.config("train", tmp_path, "~optim.lr", "~optim.min_lr")

@@ -171,6 +171,12 @@ class PromiseAsked(_Section):
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
 
 
+def _in_full(precision: Any) -> Any:
+    """The full name of a precision that Lightning takes by a short one, as a number, too."""
+    short = {"32": "32-true", "64": "64-true", "16": "16-mixed", "bf16": "bf16-mixed"}
+    return short.get(str(precision), precision)
+
+
 class Prune(_Section):
     order: dict[str, Any] | None = None  # prune=order
     guarantee: PromiseAsked | None = None
@@ -187,7 +193,7 @@ class Prune(_Section):
     remove: Annotated[int, Field(ge=1)] | None = None  # both
     select_on: Literal["train", "validation"]
     images: Annotated[int, Field(ge=1)]
-    precision: Literal["32-true", "bf16-mixed"]
+    precision: Annotated[Literal["32-true", "bf16-mixed"], BeforeValidator(_in_full)]
     proj_bias: Literal["keep", "drop"]
     fold: Literal["zero", "mean", "optimal"]
     rounds: Annotated[int, Field(ge=1)]
@@ -206,9 +212,9 @@ class TrainerSettings(_Section):
 
     model_config = ConfigDict(extra="allow")
     max_epochs: Annotated[int, Field(ge=1)]
-    precision: Literal[
-        "auto", "32-true", "bf16-mixed", "16-mixed"
-    ]  # weights stay float32: so are the numbers
+    precision: Annotated[  # weights stay float32: so are the numbers
+        Literal["auto", "32-true", "bf16-mixed", "16-mixed"], BeforeValidator(_in_full)
+    ]
     accelerator: str
     devices: Any
     strategy: Any = "auto"
