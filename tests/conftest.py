@@ -32,6 +32,7 @@ def _be_quick() -> None:
     warm.quick_configurations()  # some files compose what they are parametrised by
     warm.quick_imports()
     warm.quick_exports()
+    warm.quick_trainers()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import gc
 import importlib
+import importlib.metadata
 import io
 import os
 import pickle
@@ -17,20 +18,31 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import lightning
 import torch
 from packaging.version import Version
+from PIL import Image
 
 import mhprobe
+import models
 import runs
 from mhprobe.framework.run import own_files, sections
 from mhprobe.framework.run.quiet import quiet
 from mhprobe.io import code
+from mhprobe.pages.html import page
+from mhprobe.report.runs import facts
 
 LIBRARIES = (
-    "sklearn.datasets",
+    "sklearn.datasets.data",
+    "sklearn.datasets.descr",
     "torchvision.transforms.v2",
     "matplotlib.backends.backend_pdf",
     "pydantic",
+    "hydra._internal.logging_config",
+    "fsspec.implementations.chained",
+    "rich._emoji_codes",
+    "torch.distributed.launcher.api",
+    "pytest",
 )
 
 
@@ -48,11 +60,16 @@ def up() -> None:
     quick_configurations()
     quick_imports()
     quick_exports()
+    quick_trainers()
     for name in modules():
         if name != AVERAGING or Version(version("lightning")) >= Version("2.6"):
             importlib.import_module(name)
     _compose()
     _draw()
+    _look()
+    lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    Image.init()
+    facts.commit()
     code._distributions()  # a sixth of a second, in every fork that names what decoded its images
     code.code_digests(*modules())
     gc.collect()
@@ -256,6 +273,14 @@ def quick_exports() -> None:
 
 
 @functools.cache
+def quick_trainers() -> None:
+    """Lightning looks through all that is installed for callbacks of others, once and not for each trainer."""
+    from lightning.fabric.utilities import registry
+
+    registry.entry_points = functools.cache(registry.entry_points)
+
+
+@functools.cache
 def _listed_once() -> None:
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
@@ -291,3 +316,15 @@ def _draw() -> None:
         figure.add_subplot().set_title("any")
         for kind in ("png", "pdf"):
             figure.savefig(io.BytesIO(), format=kind)
+
+
+def _look() -> None:
+    """A first forward pass builds kernels.
+
+    It is no backward pass: torch refuses slopes in forks of a process that had some.
+    """
+    with torch.no_grad():
+        model = models.tiny_vit()
+        model(models.images_for(model, 2))
+    for name in page.templates().list_templates(extensions=["jinja"]):
+        page.templates().get_template(name)

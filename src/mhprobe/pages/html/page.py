@@ -2,6 +2,7 @@
 
 import base64
 import datetime
+import functools
 import hashlib
 import json
 import logging
@@ -151,27 +152,36 @@ def render(
     packs: base64 of compressed bytes, by the id of their element. modules: texts of modules, which
     may use WebAssembly.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-    )
     vendored = [HERE / "vendor" / name for name in ("d3.min.js", "plot.umd.min.js")]
     texts = [
         path.read_text(encoding="utf-8") for path in [*vendored, *(HERE / name for name in scripts)]
     ]
     hashes = [hashlib.sha256(text.encode()).digest() for text in (*texts, *modules)]
-    return environment.get_template(template).render(
-        **names,
-        json=as_script(data),
-        style="".join((HERE / name).read_text(encoding="utf-8") for name in styles),
-        scripts=texts,
-        modules=modules,
-        packs=packs,
-        # of the Content-Security-Policy: no other script of the page runs
-        allowed=[f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes],
-        now=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
+    return (
+        templates()
+        .get_template(template)
+        .render(
+            **names,
+            json=as_script(data),
+            style="".join((HERE / name).read_text(encoding="utf-8") for name in styles),
+            scripts=texts,
+            modules=modules,
+            packs=packs,
+            # of the Content-Security-Policy: no other script of the page runs
+            allowed=[f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes],
+            now=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
+        )
+    )
+
+
+@functools.cache
+def templates() -> jinja2.Environment:
+    """Return the templates of this folder; each is compiled once, and again after its file changed."""
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
     )
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import functools
 import importlib.metadata
 import json
 import os
@@ -90,8 +91,12 @@ def made_by(line: str) -> dict[str, str]:
     return {"version": __version__, "commit": commit() or "not recorded", "command": line}
 
 
+@functools.cache
 def commit() -> str | None:
-    """Return the commit of the package's checkout, with ``-dirty`` if files differ; None if installed."""
+    """Return the commit of the package's checkout, with ``-dirty`` if files differ; None if installed.
+
+    It is asked for once: a process runs what it has imported, whatever is committed meanwhile.
+    """
     home = Path(__file__).parents[4]
     if not (home / ".git").exists():
         return None
