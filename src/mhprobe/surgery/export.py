@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from mhprobe.errors import UserError, first_line, short
 from mhprobe.gates.meanwhile import meanwhile
@@ -24,16 +25,42 @@ OLDER = torch.__version__ < "2.7"
 NAMES: dict[str, Any] = dict(input_names=["images"], output_names=["logits"], verbose=False)
 
 
-def torch_export_bytes(model: nn.Module, images: Tensor, tolerance: float = 1e-5) -> bytes:
-    """``torch.export.save`` of ``model``: what ``torch.export.load`` reads.
+def export_bytes(
+    model: nn.Module, images: Tensor, onnx: bool, torch_export: bool
+) -> dict[str, bytes]:
+    """Return the files that are asked for, by the end of their names: "onnx" and "pt2".
 
-    images: (B >= 2, 3, height, width).
+    If both are, ``model`` is captured once. images: (B >= 2, 3, height, width). UserError as of
+    ``onnx_bytes``.
     """
+    program = captured(model, images) if onnx and torch_export else None
+    files = {"onnx": onnx_bytes(model, images, program=program)} if onnx else {}
+    if torch_export:
+        files["pt2"] = torch_export_bytes(model, images, program=program)
+    return files
+
+
+def captured(model: nn.Module, images: Tensor) -> ExportedProgram:
+    """Capture ``model`` on the CPU for batches of any size; images: (B >= 2, 3, height, width)."""
     model = copy.deepcopy(model).cpu().eval()
     with torch.no_grad():
-        program = torch.export.export(
+        return torch.export.export(
             model, (images,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)
         )
+
+
+def torch_export_bytes(
+    model: nn.Module,
+    images: Tensor,
+    tolerance: float = 1e-5,
+    program: ExportedProgram | None = None,
+) -> bytes:
+    """``torch.export.save`` of ``model``: what ``torch.export.load`` reads.
+
+    images: (B >= 2, 3, height, width). program: ``model`` as it was ``captured``, if it was.
+    """
+    model = copy.deepcopy(model).cpu().eval()
+    program = program or captured(model, images)
     data = io.BytesIO()
     torch.export.save(program, data)
     data.seek(0)
@@ -45,12 +72,18 @@ def torch_export_bytes(model: nn.Module, images: Tensor, tolerance: float = 1e-5
     return data.getvalue()
 
 
-def onnx_bytes(model: nn.Module, images: Tensor, tolerance: float = 1e-4) -> bytes:
+def onnx_bytes(
+    model: nn.Module,
+    images: Tensor,
+    tolerance: float = 1e-4,
+    program: ExportedProgram | None = None,
+) -> bytes:
     """Export ``model`` to ONNX: input "images" (B, 3, height, width), output "logits" (B, C), checked with onnxruntime.
 
     images: (B >= 2, 3, height, width). tolerance: relative to the largest logit; other kernels
-    round differently. UserError if a package is missing, or if ONNX Runtime does not run what torch
-    before 2.7 wrote.
+    round differently. program: ``model`` as it was ``captured``, if it was; torch before 2.7 does
+    without. UserError if a package is missing, or if ONNX Runtime does not run what torch before
+    2.7 wrote.
     """
     needs_onnx()
     model = copy.deepcopy(model).cpu().eval()
@@ -58,7 +91,7 @@ def onnx_bytes(model: nn.Module, images: Tensor, tolerance: float = 1e-4) -> byt
         logging.getLogger(library).setLevel(logging.WARNING)  # what they optimise
     # the exporter warns about its own parts
     with warnings.catch_warnings(action="ignore"), torch.no_grad():
-        data = (_older_onnx if OLDER else _onnx)(model, images)
+        data = _older_onnx(model, images) if OLDER else _onnx(program or model, images)
     session = _session(data)
     with torch.no_grad():
         for batch in (images, images[:1]):
@@ -79,7 +112,7 @@ def _run(session: Any, images: Tensor) -> Any:
         ) from error
 
 
-def _onnx(model: nn.Module, images: Tensor) -> bytes:
+def _onnx(model: nn.Module | ExportedProgram, images: Tensor) -> bytes:
     shapes = ({0: torch.export.Dim.DYNAMIC},)
     program = torch.onnx.export(model, (images,), dynamo=True, dynamic_shapes=shapes, **NAMES)
     assert program is not None

@@ -13,7 +13,7 @@ import mhprobe.prune
 from mhprobe.backbones import layout_of
 from mhprobe.heads import KINDS
 from mhprobe.surgery import export as export_module
-from mhprobe.surgery.export import onnx_bytes, torch_export_bytes
+from mhprobe.surgery.export import export_bytes, onnx_bytes, torch_export_bytes
 from models import TWINS, images_for
 from pruned import BACKBONES, EMPTIED, logits, network
 
@@ -42,8 +42,9 @@ def test_exports_give_the_same_logits_for_any_batch(kind):
         with pytest.raises(mhprobe.UserError, match=r"does not run .* Take torch 2\.7"):
             onnx_bytes(pruned, images_for(pruned, 2))
         pytest.skip(f"torch {torch.__version__} writes no rotations that are learned; 2.7 does")
-    session = onnxruntime.InferenceSession(onnx_bytes(pruned, images_for(pruned, 2)))
-    data = io.BytesIO(torch_export_bytes(pruned, images_for(pruned, 2)))
+    files = export_bytes(pruned, images_for(pruned, 2), onnx=True, torch_export=True)
+    session = onnxruntime.InferenceSession(files["onnx"])
+    data = io.BytesIO(files["pt2"])
     with warnings.catch_warnings(action="ignore"):  # torch 2.6 warns about names of its own
         program = torch.export.load(data).module()
     for count in (1, 5):

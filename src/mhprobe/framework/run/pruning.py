@@ -192,10 +192,8 @@ class Pruning:
         files = weights_files(pruned.model, folder / "pruned.safetensors", about)
         example = next(selection.test(8)).images.cpu()
         example = example.repeat(2, 1, 1, 1) if len(example) == 1 else example
-        if settings.onnx:
-            files[folder / "pruned.onnx"] = export.onnx_bytes(pruned.model, example)
-        if settings.torch_export:
-            files[folder / "pruned.pt2"] = export.torch_export_bytes(pruned.model, example)
+        exports = export.export_bytes(pruned.model, example, settings.onnx, settings.torch_export)
+        files |= {folder / f"pruned.{end}": data for end, data in exports.items()}
         if budgets:  # the loaded network, and how to prune it to any of them
             about = {**description, "made": {**description["made"], "elastic": budgets}}
             if (folded := folded_gates(dense)) is not None:
