@@ -23,7 +23,6 @@ from typing import Any
 import lightning as L
 import timm
 import torch
-from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -292,6 +291,8 @@ class Clock(L.Callback):
 
 
 def _training(kit: Kit, kind: str, compiled: bool) -> dict[str, float]:
+    from mhprobe.framework.training.averaging import Average  # older Lightning has none
+
     model = kit.network(kind).cpu().train()
     skipped, steps = (1, 2) if kit.tiny else (5, 35)
     batch = Batch(
@@ -302,7 +303,7 @@ def _training(kit: Kit, kind: str, compiled: bool) -> dict[str, float]:
         ShowsTraining(),
         SeedEachStep(0),
         StopAtNonFinite(),
-        EMAWeightAveraging(decay=0.999),
+        Average(decay=0.999),
     ]
     trainer = L.Trainer(
         max_epochs=1,
