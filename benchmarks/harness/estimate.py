@@ -177,7 +177,8 @@ def sums_of(name: str, layout: HeadLayout) -> Measure:
             # no number is asked for, only how large the sums are
             for category in (NoInterval, FewFolds):
                 warnings.simplefilter("ignore", category)
-            measure = build(name, layout)
+            # .to: older torchmetrics takes a new measure to be on the CPU
+            measure = build(name, layout).to("meta")
             if hasattr(measure, "declare"):  # sums that take the shape of the first record
                 measure.declare(
                     [measure.shape(group, _record(layout)) for group in range(len(measure.groups))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -38,11 +39,13 @@ LIBRARIES = (
     "torchvision.transforms.v2",
     "matplotlib.backends.backend_pdf",
     "pydantic",
+    "torch.distributed.launcher.api",
+    "pytest",
+)
+OF_SOME_VERSIONS = (  # parts of libraries that others of their versions lack
     "hydra._internal.logging_config",
     "fsspec.implementations.chained",
     "rich._emoji_codes",
-    "torch.distributed.launcher.api",
-    "pytest",
 )
 
 
@@ -63,6 +66,9 @@ def up() -> None:
     quick_trainers()
     for name in modules():
         if name != AVERAGING or Version(version("lightning")) >= Version("2.6"):
+            importlib.import_module(name)
+    for name in OF_SOME_VERSIONS:
+        with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
     _compose()
     _draw()

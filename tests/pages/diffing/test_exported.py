@@ -21,7 +21,7 @@ import mhprobe
 from mhprobe import differing
 from mhprobe.differences import exported as exporting
 from mhprobe.differences.graph import Graph
-from mhprobe.surgery.export import onnx_bytes
+from mhprobe.surgery.export import OLDER, onnx_bytes
 from models import TWINS, images_for, make_loud, tiny_deit, tiny_vit
 
 IMAGES = 4
@@ -77,6 +77,8 @@ def test_an_export_of_timms_exporter_of_one_image_is_read(tmp_path):
 
 
 def by_dynamo(model: nn.Module, file: Path, opset: int | None = None) -> Path:
+    if OLDER:
+        pytest.skip("before torch 2.7 the newer exporter fails beside today's onnxscript")
     torch.onnx.export(
         model,
         (images_for(model, 2),),
