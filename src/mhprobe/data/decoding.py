@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # Of Pillow's formats those that are pixels alone: PostScript would be run by Ghostscript.
 NUMPY = b"\x93NUMPY"  # how a .npy file begins
+PNG = b"\x89PNG"
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 THINNEST = 100  # times as long as wide: scaling its short side up would take gigabytes
 DEPTHS = (8, 10, 12, 14, 16)  # bits that cameras and scanners give
@@ -274,7 +275,7 @@ def range_of(data: bytes, where: str) -> Range | None:
 
 def may_be_wide(data: bytes) -> bool:
     """Return False for an image that surely has 8 bits a channel, by its first bytes."""
-    if data.startswith(b"\x89PNG"):
+    if data.startswith(PNG):
         return data[24:25] == b"\x10"  # the depth in the first chunk
     return data.startswith((b"II*", b"MM\0*", b"II+", b"MM\0+", b"P", NUMPY))
 
@@ -283,7 +284,9 @@ def holds_frames(data: bytes) -> bool:
     """Return True for a file of several frames, as a stack of slices or an animation; not for a smaller copy."""
     from PIL import Image
 
-    if not data.startswith((b"GIF8", b"II", b"MM", b"RIFF", b"\x89PNG")):
+    if not data.startswith((b"GIF8", b"II", b"MM", b"RIFF", PNG)):
+        return False
+    if data.startswith(PNG) and b"acTL" not in data:  # the part that announces an animation
         return False
     with (
         contextlib.suppress(Exception),  # the end of the file, or damage, which decoding tells
