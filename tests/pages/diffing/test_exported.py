@@ -79,9 +79,10 @@ def test_an_export_of_timms_exporter_of_one_image_is_read(tmp_path):
 def by_dynamo(model: nn.Module, file: Path, opset: int | None = None) -> Path:
     if OLDER:
         pytest.skip("before torch 2.7 the newer exporter fails beside today's onnxscript")
+    images = images_for(model, 2).to(next(model.parameters()).dtype)
     torch.onnx.export(
         model,
-        (images_for(model, 2),),
+        (images,),
         str(file),
         dynamo=True,
         opset_version=opset,
@@ -316,18 +317,8 @@ def test_of_a_file_that_hides_its_blocks_the_ends_are_compared_and_the_operator_
 
 def test_half_precision_is_held_against_a_right_cast(pair, tmp_path):
     model, _file = pair
-    half = copy.deepcopy(model).half()
-    program = torch.onnx.export(
-        half,
-        (images_for(model, 2).half(),),
-        dynamo=True,
-        input_names=["images"],
-        output_names=["logits"],
-        verbose=False,
-        dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
-    )
-    program.save(str(tmp_path / "half.onnx"))
-    found = compared(model, tmp_path / "half.onnx")
+    half = by_dynamo(copy.deepcopy(model).half(), tmp_path / "half.onnx")
+    found = compared(model, half)
     assert sum(found.heads.column("flagged")) == 0 and max(found.heads.column("value")) > 1e-4
 
 
