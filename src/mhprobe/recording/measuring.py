@@ -282,7 +282,8 @@ class _Pass:
                 active = {key: item for key, item in active.items() if key not in unfit}
                 if not unfit or not active:
                     raise
-                heads = look(needs=self._needs(active))
+                needs = self._needs(active)  # of the pieces behind this one, too
+                heads = look(needs=needs)
             heads = _at_gates(heads, gates) if self.passes.at_gates else heads
             heads = dataclasses.replace(heads, ends=part is parts[-1])
             kept = {key: item for key, item in active.items() if key not in refused}
@@ -358,8 +359,9 @@ def read_as(
 ) -> frozenset[Need]:
     """Needs of a record, with rows of attention in place of matrices, if all who ask read rows and the model has them.
 
-    A large site whose weights only come to be as a matrix is recorded as one. selecting: of what
-    the measures choose by. beside: of ``Passes``: whoever asks for matrices there reads no rows.
+    A large site whose weights only come to be as a matrix is recorded as one. selecting: True for
+    what the measures choose by. beside: as of ``Passes``; where it names matrices, matrices are
+    recorded.
     """
     instead: dict[Need, Need] = {"attn": "rows", "attn_grad": "row_slopes"}
     back = {rows: matrices for matrices, rows in instead.items()}
@@ -418,9 +420,9 @@ def slices_of_batch(
 ) -> list[slice]:
     """Slices of images, about equally long: the record of each takes at most ``MOST`` bytes, or is of one image.
 
-    A record by rows takes ``MOST_BY_ROWS`` on a processor: the device decides. And all blocks'
-    matrices of attention of a slice are no larger than one block's of all images, or than those of
-    ``LEAST`` images.
+    device: where the model is. On a processor a record by rows takes at most ``MOST_BY_ROWS`` bytes.
+    All blocks' matrices of attention of a slice are no larger than one block's of all images, or
+    than those of ``LEAST`` images.
     """
     sizes, longest = [site.attention_size for site in layout.of("head").sites], max(1, count)
     by_rows = bool({"rows", "row_slopes"} & {*needs})

@@ -74,6 +74,20 @@ def test_what_chooses_is_shown_the_selection_images_first(model):
     assert pairs["val"] != pairs["test"]  # the two splits do say different things
 
 
+def test_one_that_cannot_be_recorded_does_not_hold_up_the_others_in_any_piece(monkeypatch):
+    """Of the second piece of a batch the refused need was asked for again, and all measures were lost."""
+    monkeypatch.setattr(measuring, "MOST_BY_ROWS", 1)  # pieces of one image
+    model = tiny_vit()
+    layout, batch = mhprobe.attach(model).layout, one_batch(model, 5)
+
+    class Unknown(mhprobe.measures.Entropy):
+        needs = frozenset({"attn", "tea"})
+
+    measures = {"no": Unknown(layout), "yes": mhprobe.measures.Entropy(layout)}
+    found, refused = measure_columns(model, measures, lambda: [batch])
+    assert set(refused) == {"no"} and int(found["yes"]["images"]) == 5
+
+
 def test_one_that_refuses_does_not_hold_up_the_others_and_is_fed_no_further(model):
     layout = mhprobe.attach(model).layout
     refusing = Refuses(layout)
