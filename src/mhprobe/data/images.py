@@ -31,7 +31,7 @@ from mhprobe.data.decoding import (
     refuse_bombs,
 )
 from mhprobe.data.draws import stratified
-from mhprobe.data.recognised import other_form
+from mhprobe.data.recognised import TEST, TRAIN, VALIDATION, other_form
 from mhprobe.data.source import Contents, Wanted, is_wanted
 from mhprobe.errors import UserError, quoted
 from mhprobe.io.ordinary import ordinary
@@ -43,8 +43,6 @@ log = logging.getLogger(__name__)
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 ARRAYS = ".npy"  # images of any number of channels
 SPLITS = ("train", "test")
-_TRAIN, _TEST = ("train", "training"), ("test", "testing")
-_VALIDATION = ("val", "valid", "validation")
 _IGNORED = ("thumbs.db", "desktop.ini")
 _CHUNK = 64  # images per task of the pool: small ones cost less to decode than to hand over
 _HEAVY = 2**26  # bytes of a task that is not decoded beside others
@@ -287,9 +285,9 @@ def _class_folders(archive: Archive, test_fraction: float | None, readings: Note
     """Names in the archive of all images, by split and class; their folders may lie at any depth."""
     names = archive.names()
     folders = {folder for file in names if not hidden(file) for folder in file.split("/")[-3:-2]}
-    train, test = _called(folders, _TRAIN) or "train", _called(folders, _TEST)
+    train, test = _called(folders, TRAIN) or "train", _called(folders, TEST)
     # the test images of ImageNet have no classes: those of val/ stand in for them
-    validation = _called(folders, _VALIDATION)
+    validation = _called(folders, VALIDATION)
     instead = bool(validation) and not test
     tests = validation if instead else test or "test"
     splits = {train: "train", tests: "test"}
@@ -302,7 +300,7 @@ def _class_folders(archive: Archive, test_fraction: float | None, readings: Note
     if instead:
         source = "there is no test/ with classes"
         readings.append(Reading("test images", f"those of {tests}/", source))
-    _tell_left_out(archive, folders - splits.keys(), readings)
+    _tell_left_out(archive, folders - splits.keys(), train, readings)
     images, others, roots = _by_split(archive, names, splits)
     _refuse_several(archive, roots)
     inside = tuple(f"{root}/{split}/".lstrip("/") for root in roots for split in splits)
@@ -317,10 +315,10 @@ def _called(folders: Collection[str], names: Sequence[str]) -> str:
     return next(iter(exact or sorted(of for of in folders if of.lower() in names)), "")
 
 
-def _tell_left_out(archive: Archive, others: Collection[str], readings: Notes) -> None:
-    """Say which folders of splits are not read."""
-    for folder in sorted(of for of in others if of.lower() in (*_TRAIN, *_TEST, *_VALIDATION)):
-        instead_of = "images for validation are drawn from train/"
+def _tell_left_out(archive: Archive, others: Collection[str], train: str, readings: Notes) -> None:
+    """Say which folders of splits are not read. train: the folder of training images."""
+    for folder in sorted(of for of in others if of.lower() in (*TRAIN, *TEST, *VALIDATION)):
+        instead_of = f"images for validation are drawn from {train}/"
         log.warning("%s: its %s/ is left out; %s.", archive.path, folder, instead_of)
         readings.append(Reading(f"{folder}/", "left out", instead_of))
 
@@ -414,12 +412,12 @@ def decode_all(
         images = []
         for file, data in chunk:
             where = f"{archive.path}: {file}"
-            if holds_frames(data):
-                framed.append(file)
             try:
                 images.append(
                     (*places[file], decode(data, size, resize, where, levels or wide.levels))
                 )
+                if holds_frames(data):
+                    framed.append(file)
             except UserError as error:
                 faults[file] = error
         return images

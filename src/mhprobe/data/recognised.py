@@ -90,6 +90,9 @@ _FORMS = (
         f"{_FOLDERS} first, or measure in a notebook, where any loader will do",
     ),
 )
+# names of folders of splits
+TRAIN, TEST = ("train", "training"), ("test", "testing")
+VALIDATION = ("val", "valid", "validation")
 _NO_CLASSES = {"images", "image", "imgs", "img", "masks", "mask", "labels", "label", "annotations"}
 _TABLE = r"\.(csv|tsv|jsonl?|txt|xlsx?)$"
 _SHARD = r"\.(tar|tar\.gz|tgz|zip)$"
@@ -192,7 +195,7 @@ def _flat(pictures: Sequence[str], files: Sequence[str], splits: Sequence[str]) 
 
 def _split(part: str) -> bool:
     """True for train, val, dev and the like, also with what often follows: train2017, test_images."""
-    names = "train|training|test|testing|val|valid|validation|dev|eval"
+    names = "|".join((*TRAIN, *TEST, *VALIDATION, "dev", "eval"))
     return bool(re.fullmatch(rf"({names})([-_ ]?(set|images?|imgs?|data|\d+))?", part.lower()))
 
 

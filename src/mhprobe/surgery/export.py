@@ -33,7 +33,7 @@ def export_bytes(
     If both are, ``model`` is captured once. images: (B >= 2, 3, height, width). UserError as of
     ``onnx_bytes``.
     """
-    program = captured(model, images) if onnx and torch_export else None
+    program = captured(_on_cpu(model), images) if onnx and torch_export else None
     files = {"onnx": onnx_bytes(model, images, program=program)} if onnx else {}
     if torch_export:
         files["pt2"] = torch_export_bytes(model, images, program=program)
@@ -41,8 +41,10 @@ def export_bytes(
 
 
 def captured(model: nn.Module, images: Tensor) -> ExportedProgram:
-    """Capture ``model`` on the CPU for batches of any size; images: (B >= 2, 3, height, width)."""
-    model = copy.deepcopy(model).cpu().eval()
+    """Capture ``model``, on the CPU and in eval mode, for batches of any size.
+
+    images: (B >= 2, 3, height, width).
+    """
     with torch.no_grad():
         return torch.export.export(
             model, (images,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)
@@ -59,7 +61,7 @@ def torch_export_bytes(
 
     images: (B >= 2, 3, height, width). program: ``model`` as it was ``captured``, if it was.
     """
-    model = copy.deepcopy(model).cpu().eval()
+    model = _on_cpu(model)
     program = program or captured(model, images)
     data = io.BytesIO()
     torch.export.save(program, data)
@@ -86,7 +88,7 @@ def onnx_bytes(
     2.7 wrote.
     """
     needs_onnx()
-    model = copy.deepcopy(model).cpu().eval()
+    model = _on_cpu(model)
     for library in ("onnx_ir", "onnxscript", "torch.onnx"):
         logging.getLogger(library).setLevel(logging.WARNING)  # what they optimise
     # the exporter warns about its own parts
@@ -98,6 +100,11 @@ def onnx_bytes(
             (logits,) = _run(session, batch)
             _same("ONNX", model(batch), torch.from_numpy(logits), tolerance)
     return data
+
+
+def _on_cpu(model: nn.Module) -> nn.Module:
+    """Return a copy of ``model`` on the CPU, in eval mode."""
+    return copy.deepcopy(model).cpu().eval()
 
 
 def _run(session: Any, images: Tensor) -> Any:
