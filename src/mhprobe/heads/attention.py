@@ -60,9 +60,9 @@ class Weights(ABC):
         """Return the same weights, to be read often in ``dtype``."""
         return self
 
-    def alone(self) -> "Weights":
-        """Return the weights of the first row, on the CPU: what ``of`` needs."""
-        return self.of([part[:1].cpu().clone() for part in self.parts()])
+    def form(self) -> "Weights":
+        """Return what ``of`` needs of these weights, on the CPU: their parts are there without numbers."""
+        return self.of([_without_numbers(part) for part in self.parts()])
 
     def chunks(self, rows: Tensor, queries: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Queries, and their weights as of ``at``: about ``CHUNK`` at a time."""
@@ -212,6 +212,11 @@ class Paired(Weights):
 
     def _all(self, values: Tensor, rows: Tensor) -> Tensor:
         return values if len(rows) == self.shape[0] else values[rows]
+
+
+def _without_numbers(part: Tensor) -> Tensor:
+    """(R, ...) -> (1, 0, ...) on the CPU."""
+    return part.new_empty((1, *[0] * (part.dim() - 1)), device="cpu")
 
 
 def _wide(values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -171,7 +171,7 @@ class JSDistance(MeanOfAttention):
         """Add images to the pool of the null; texts without padding, so that their hash does not depend on it."""
         kept = [recorded[s] for s in sum(self.groups, ())]
         if not self.layout.sites[0].line:
-            self.forms = self.forms or [attn.weights.alone() for attn in kept]
+            self.forms = self.forms or [attn.weights.form() for attn in kept]
             valid = slice(None) if batch.valid.all() else batch.valid  # a slice copies nothing
             parts = [
                 part.unflatten(0, attn.shape[:2])[valid]
@@ -182,7 +182,7 @@ class JSDistance(MeanOfAttention):
             return
         (valid_V,) = batch.valid.nonzero(as_tuple=True)
         everything = [attn.at(valid_V) for attn in kept]
-        self.forms = self.forms or [Shown(attn[:1, 0]) for attn in everything]
+        self.forms = self.forms or [Shown(attn[:1, 0]).form() for attn in everything]
         words_bT = words_of(everything[0])
         order_bT = (~words_bT).byte().argsort(dim=1, stable=True)
         ids_bT = words_bT if batch.images is None else batch.images[batch.valid]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from mhprobe.heads.attention import Paired, Product
+from mhprobe.heads.attention import Paired, Product, Shown
 
 EVERY = torch.arange(3), torch.arange(5)
 
@@ -35,6 +35,23 @@ def test_a_mask_of_each_image_goes_with_it():
     assert len(three.parts()) == 3
     last = three.of([part[2:] for part in three.parts()])
     torch.testing.assert_close(last.at(torch.arange(1), EVERY[1])[0], three.at(*EVERY)[2])
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 5, 5), (1, 2, 5, 5)])
+def test_a_form_holds_no_numbers_and_makes_the_weights_from_their_parts(shape):
+    three = made(3, torch.randn(shape, dtype=torch.float64), scale=0.3)
+    form = three.form()
+    assert sum(part.numel() for part in form.parts()) == 0
+    torch.testing.assert_close(form.of(three.parts()).at(*EVERY), three.at(*EVERY))
+    of_others = made(3, scale=0.3).form().of(three.parts()[:2])
+    assert (of_others.at(*EVERY) - three.at(*EVERY)).abs().max() > 0.1  # negative control
+
+
+def test_the_form_of_a_matrix_holds_no_numbers_either():
+    matrix = Shown(torch.rand(3, 2, 5, 5))
+    form = matrix.form()
+    assert sum(part.numel() for part in form.parts()) == 0
+    assert torch.equal(form.of(matrix.parts()).at(*EVERY), matrix.at(*EVERY))
 
 
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}])
