@@ -358,7 +358,7 @@ def pareto(rows: Sequence[Mapping[str, Any]], batch: int = 64) -> Figure:
     of_methods = _by_method(rows, stage)
     dense = statistics.fmean(row["dense"] for row in rows)
     costs = _costs(rows, batch)
-    right = 0.5 + 0.065 * max(map(len, of_methods))  # inches of the legend
+    right = 0.5 + 0.065 * max(map(len, [*of_methods, "dense"]))  # inches of the legend
     with style.grid(len(costs), (2.4, 2.4), (0.45, 0), (0.6, 0.5, right, 0.3)) as (figure, places):
         for (axes, first, _), (label, cost) in zip(places, costs.items(), strict=True):
             for number, (method, of_method) in enumerate(of_methods.items()):
