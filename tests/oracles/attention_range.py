@@ -20,18 +20,21 @@ def value(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[st
 def radii(model: nn.Module, images: Tensor, sites: list[tuple[str, int]], share: float) -> Tensor:
     found = []
     for site in sites_of(model, images, sites):
+        away = {(t, k): round(site.distance(t, k), 6) for t in site.patches for k in site.patches}
         for h in range(site.heads):
             mass: dict[float, float] = defaultdict(float)
             for image in site.maps:
                 for t in site.patches:
                     keys = site.keys(t)
-                    row = image[h, t, keys] / image[h, t, keys].sum()
-                    largest = [k for k in keys if image[h, t, k] == image[h, t, keys].max()]
+                    attention = image[h, t, keys]
+                    row = (attention / attention.sum()).tolist()
+                    most = attention.max().item()
+                    largest = [
+                        k for k, a in zip(keys, attention.tolist(), strict=True) if a == most
+                    ]
                     for top in largest:
-                        for k, weight in zip(keys, row.tolist(), strict=True):
-                            mass[round(site.distance(top, k), 6)] += (
-                                0.0 if k == top else weight / len(largest)
-                            )
+                        for k, weight in zip(keys, row, strict=True):
+                            mass[away[top, k]] += 0.0 if k == top else weight / len(largest)
             reach = max(mass)
             for y in range(
                 site.grid[0]
