@@ -42,10 +42,9 @@ def _orders() -> dict[str, Order]:
     """Every order that a curve of conf/masking has; those that search a step, with every search."""
     found: dict[str, Order] = {}
     for path in sorted((CONF / "masking").glob("*.yaml")):
+        masking = OmegaConf.load(path)
         for search, options in SEARCHES.items():
-            settings = OmegaConf.create(
-                {"masking": OmegaConf.load(path), "search": options}
-            ).masking
+            settings = OmegaConf.create({"masking": masking, "search": options}).masking
             for name, curve in settings.curves.items():
                 takes_search = "search" in curve.order
                 if takes_search or search == "exact":
