@@ -33,6 +33,7 @@ def _be_quick() -> None:
     warm.quick_imports()
     warm.quick_exports()
     warm.quick_trainers()
+    warm.quick_devices()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -64,6 +64,7 @@ def up() -> None:
     quick_imports()
     quick_exports()
     quick_trainers()
+    quick_devices()
     for name in modules():
         if name != AVERAGING or Version(version("lightning")) >= Version("2.6"):
             importlib.import_module(name)
@@ -284,6 +285,15 @@ def quick_trainers() -> None:
     from lightning.fabric.utilities import registry
 
     registry.entry_points = functools.cache(registry.entry_points)
+
+
+@functools.cache
+def quick_devices() -> None:
+    """NVIDIA's driver is asked once how many devices there are.
+
+    Lightning has torch ask it, which looks for its library anew; an optimizer does at every step.
+    """
+    torch.cuda._raw_device_count_nvml = functools.cache(torch.cuda._raw_device_count_nvml)
 
 
 @functools.cache
