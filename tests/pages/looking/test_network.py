@@ -320,3 +320,29 @@ def test_a_processor_of_the_wrong_kind_is_answered_in_a_line(tmp_path, text):
     (tmp_path / "preprocessor_config.json").write_text(text)
     with pytest.raises(UserError, match="preprocessor_config"):
         network_to_look_at(tmp_path)
+
+
+NAME = "vit_tiny_patch16_224"
+
+
+def test_what_rebuilds_a_network_is_found_without_drawing_weights():
+    """A ViT-L takes seconds and a gigabyte, of which nothing but its heads is looked at."""
+    whole, short = timm.create_model(NAME), timm.create_model(NAME, depth=2)
+    drawn = torch.get_rng_state()
+    recipe = network_to_look_at(whole).recipe
+    assert recipe is not None and recipe["backbone"] == {"name": NAME, "img_size": [224, 224]}
+    assert network_to_look_at(short).recipe is None  # the name does not tell its depth
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
+def test_a_network_that_cannot_be_built_without_numbers_is_built_whole(monkeypatch):
+    built = []
+
+    def build(**options):
+        built.append(torch.empty(0).device.type)
+        torch.zeros(1).item()  # which the meta device refuses
+        return timm.create_model(options["name"])
+
+    monkeypatch.setattr(module, "build", build)
+    assert network_to_look_at(timm.create_model(NAME)).recipe is not None
+    assert built == ["meta", "cpu"]

@@ -5,7 +5,9 @@ import logging
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from mhprobe.backbones import (
     attach,
@@ -176,9 +178,34 @@ def _built(model: nn.Module) -> OpenNetwork:
         UserError
     ):  # sizes that its configuration does not tell make another layout
         rebuilt: dict[str, Any] = {"name": name, "img_size": list(spec["size"])}
-        if name is not None and layout_of(build(**rebuilt, num_classes=0)) == layout:
+        if name is not None and _heads_of(rebuilt) == layout:
             recipe = {"backbone": rebuilt, "class_names": ()}
     return OpenNetwork(model, name or type(model).__name__, spec, recipe)
+
+
+class Undrawn(TorchFunctionMode):
+    """Leave weights on the meta device as they are: to draw nothing costs more than to draw a small network."""
+
+    DRAWS = ("uniform_", "normal_", "trunc_normal_", "erfinv_", "mul_", "add_", "clamp_")
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        drawn = getattr(func, "__name__", "") in self.DRAWS or func is nn.init.kaiming_uniform_
+        tensor = args[0] if args else named.get("tensor")
+        if drawn and isinstance(tensor, torch.Tensor) and tensor.is_meta:
+            return tensor
+        return func(*args, **named)
+
+
+def _heads_of(options: dict[str, Any]) -> HeadLayout:
+    """Layout of the network that ``options`` build.
+
+    Drawing weights takes nearly all of the time of building, so it stands on the meta device if it
+    can. UserError if it cannot be built.
+    """
+    with contextlib.suppress(UserError, RuntimeError), torch.device("meta"), Undrawn():
+        return layout_of(build(**options, num_classes=0))
+    return layout_of(build(**options, num_classes=0))
 
 
 def _saved(place: Path, classifier: bool) -> OpenNetwork:
