@@ -70,6 +70,7 @@ def read_by(claim: "Claim") -> list[str]:
 
 
 def run(cfg: "Config", folder: Path) -> None:
+    from mhprobe.framework.questions.measured import second_to
     from mhprobe.framework.questions.plan import Question
     from mhprobe.framework.run import image_data
     from mhprobe.framework.run.construct import construct
@@ -88,7 +89,11 @@ def run(cfg: "Config", folder: Path) -> None:
     )
 
     def questions(material: "Material", _: "Report") -> list[Question]:
-        second = parts.second and image_data.prepare(parts.second, "evidence.second")
+        second = parts.second and second_to(
+            material.data,
+            image_data.prepare(parts.second, "evidence.second"),
+            "evidence.second",
+        )
         others: dict[str, Any] = {"second": second, "runs": parts.runs, "key": "evidence.runs"}
         ask = functools.partial(verdicts_on, claims=claims, maps=maps, counts=counts, **others)
         return [Question("claims", ask, names, control=cfg.control is not None)]

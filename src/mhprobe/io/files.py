@@ -51,6 +51,11 @@ def reason(error: OSError, path: Path) -> str:
     return f"{message}: {shutil.disk_usage(there).free:,} bytes are free there"
 
 
+def absent(path: Path) -> str:
+    """Return "no file PATH", or that it is a folder."""
+    return f"{path} is a folder, expected a file" if path.is_dir() else f"no file {path}"
+
+
 def unreadable(path: Path) -> str:
     """Return a clause on a path that is no file with something in it, with what to do; "" for one that is."""
     try:

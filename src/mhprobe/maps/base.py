@@ -82,6 +82,9 @@ def chosen_heads(
     heads: "5/11" is head 11 of block 5; "blocks.5.attn/11" names the attention module, for blocks
     with several. Raises UserError for a block, a module or a head that is not there.
     """
+    for option, given in {"blocks": blocks, "heads": heads}.items():
+        if given is not None and (not given or len({*given}) < len(given)):
+            raise UserError(f"{kind}: {option}: expected some, each once, got {quoted(given)}.")
     if heads is None:
         sites = [number for block in blocks for number in choose_block(block, layout, kind)]
         return [

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
+from mhprobe.io.files import absent
 from mhprobe.io.head_tables import read_column
 from mhprobe.masking.base import Evaluate, Order, Path, Units
 
@@ -46,7 +47,7 @@ class ByScore(Order):
             )
         if self.table is not None and not File(self.table).is_file():
             raise UserError(
-                f"{self._asker}: no file {self.table}. Give a table of a run, "
+                f"{self._asker}: {absent(File(self.table))}. Give a table of a run, "
                 "<folder>/tables/<name>.csv."
             )
         if self.rescore_every is not None and (self.rescore_every < 1 or self.measure is None):

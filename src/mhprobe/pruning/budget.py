@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import channels_of, input_spec, layout_of
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import SHARES, Limits, Path, Units
 from mhprobe.masking.by_score import refuse_unscored
@@ -129,6 +129,11 @@ def budget_of(remove: int | None, target: Mapping[str, float] | None, layout: He
     UserError for a part of a head.
     """
     if target is not None and "heads" in target:
+        if len(target) > 1:
+            raise UserError(
+                f"target: expected one of heads, {', '.join(SHARES)} with its value, got "
+                f"{quoted(dict(target))}."
+            )
         heads = target["heads"]
         if heads != int(heads):
             raise UserError(f"target.heads: expected a whole number of heads, got {heads}.")

@@ -7,8 +7,9 @@ follow it (``stats.promise``). Where no step can be promised, no head goes.
 Shapes: A heads (units) of all sites of the present network.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,13 @@ from mhprobe.errors import UserError
 from mhprobe.heads import KINDS, HeadLayout
 from mhprobe.masking.base import SHARES, Cost, Evaluate, Limits, Order, Path, Units
 from mhprobe.masking.knapsack import refuse_multiple
-from mhprobe.masking.parts.units import check_reached, constrain, refuse_neurons, targets_of
+from mhprobe.masking.parts.units import (
+    Unreached,
+    check_reached,
+    constrain,
+    refuse_neurons,
+    targets_of,
+)
 from mhprobe.pruning.budget import (
     WHERE,
     HeadBudget,
@@ -68,7 +75,9 @@ class OnPath:
 
     def __post_init__(self) -> None:
         limits = [limit for limit in (self.remove, self.target) if limit is not None]
-        if len(limits) == 2 or not (limits or self.guarantee):
+        if len(limits) == 2:
+            raise UserError("remove: target says how far to go as well. Give one of the two.")
+        if not (limits or self.guarantee):
             raise UserError(
                 "remove: say how far to go with remove=<how many heads>, or with target={heads: "
                 "<left>}, "
@@ -119,7 +128,8 @@ class OnPath:
         if isinstance(budget, Share) and part < 1 and left == 1:
             # a target that the last round would miss is refused in the first
             self._units(layout, loaded, budget.shares, costs_left)
-        units = self._units(layout, loaded, goal, costs_left)
+        with self._naming_remove():
+            units = self._units(layout, loaded, goal, costs_left)
         steps = None
         if isinstance(budget, HeadBudget) and self.units == "head":
             steps = layout.num_heads - int(goal["heads"])
@@ -159,6 +169,19 @@ class OnPath:
             path, calibrate, self.guarantee, self.seed, layout, rescale=self.rescale, **about
         )
         return Choice(promise.curve.traces[0].mask[promise.steps], self.rescale), promise
+
+    @contextlib.contextmanager
+    def _naming_remove(self) -> Iterator[None]:
+        """Say of ``remove`` what limits leave, where it was given and no target."""
+        try:
+            yield
+        except Unreached as error:
+            if self.remove is None:
+                raise
+            why = error.reason.partition(": ")[2].partition(". ")[0]
+            raise UserError(
+                f"remove: {self.remove} heads can't go: {why}. Ask for fewer, or lift these limits."
+            ) from None
 
     @property
     def _multiple(self) -> int:

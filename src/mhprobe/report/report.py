@@ -52,12 +52,16 @@ class Report:
     ) -> None:
         self.folder, self.style = Path(folder), style
         self._layout = layout
-        self.loggers = list(loggers)
-        self.dashboards = [logger for logger in self.loggers if isinstance(logger, Dashboard)]
+        self.connect(loggers)
         self.origin: Mapping[str, str] = {}  # version, commit and command, for the figures' files
         self.network = self.data = ""  # for the small print of figures
         self.images = Sample()
         self.of: dict[str, str] = {}  # names of network and images, by their digests
+
+    def connect(self, loggers: Iterable[object]) -> None:
+        """Write to these loggers, too, from here on."""
+        self.loggers = list(loggers)
+        self.dashboards = [logger for logger in self.loggers if isinstance(logger, Dashboard)]
 
     @property
     def layout(self) -> HeadLayout:

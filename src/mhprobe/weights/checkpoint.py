@@ -266,6 +266,9 @@ Loaded = tuple[
 
 
 def _from_pair(path: Path) -> Loaded:
+    if path.suffix == ".json":
+        beside = path.with_suffix(".safetensors")
+        raise UserError(f"weights: {path} describes weights and has none. Give {beside}.")
     description = read_description(path)
     data = path.read_bytes()
     if description.get("sha256") != hashlib.sha256(data).hexdigest():

@@ -81,8 +81,14 @@ def refused(folder, sweeping=False, written=(), ours=True):
 
 def test_a_run_that_was_refused_leaves_no_folder(tmp_path):
     refused(tmp_path / "outputs" / "demo" / "now")
-    assert not (tmp_path / "outputs" / "demo").exists()
-    assert (tmp_path / "outputs").exists()
+    assert not (tmp_path / "outputs").exists()  # which it has made, too
+
+
+def test_a_run_that_was_refused_leaves_the_folders_that_were_there(tmp_path):
+    """Negative control, of empty ones."""
+    (tmp_path / "outputs").mkdir()
+    refused(tmp_path / "outputs" / "demo" / "now")
+    assert (tmp_path / "outputs").exists() and not (tmp_path / "outputs" / "demo").exists()
 
 
 def test_what_a_run_had_written_and_the_folder_of_a_sweeps_job_stay_with_their_settings(tmp_path):

@@ -58,7 +58,7 @@ PARTS = {  # of what is built from it
     "backbone.patch_size=0": "backbone",
     "backbone.num_heads=0": "backbone",
     "backbone.embed_dim=0": "backbone",
-    "backbone=[]": "backbone: no name",
+    "backbone=[]": r"backbone: expected one of .*got \[\]",
     "masking.step=99": "masking.step: steps 0 to 3 exist, got 99",
 }
 LENGTHS = {  # of how long the training is

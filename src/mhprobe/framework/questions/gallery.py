@@ -281,6 +281,8 @@ def open_images(data: ImageData, chosen: Sequence[int | str]) -> Batch:
             f"images: expected test positions from 0 to {size - 1} or files, got "
             f"{quoted(list(chosen))}."
         )
+    if again := [image for image in chosen if list(chosen).count(image) > 1]:
+        raise UserError(f"images: expected each image once, got {again[0]} several times.")
     named = zip(chosen, called, strict=True)
     if twice := [
         image for image, name in named if isinstance(image, str) and called.count(name) > 1

@@ -30,7 +30,7 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mhprobe.errors import UserError, causes, nearest, short
+from mhprobe.errors import UserError, causes, first_line, nearest, short
 from mhprobe.framework.run import composing, jobs, sections
 from mhprobe.framework.run.sections import CONF, options_of_group
 from mhprobe.io.files import reason
@@ -59,10 +59,12 @@ def main(command: str) -> None:
     try:
         _answer(command, application)
     except (UserError, HydraException, OmegaConfBaseException) as error:
+        jobs.forget_unused()
         fail(explain(command, error))
     except (ValueError, TypeError) as error:  # Hydra's answer to data=3 and data=[3]
         if started:
             raise
+        jobs.forget_unused()
         fail(_no_option(error))
     except OSError as error:
         if started:  # parts answer for their own files
@@ -92,10 +94,11 @@ def _no_option(error: Exception) -> str:
         names = options_of_group(group)
         if names:
             return f"{group}: expected one of {short(', '.join(names), 200)}, got null."
-    return (
-        f"{' '.join(sys.argv[1:])}: a group is chosen by the name of an option ({error}). "
-        "--help lists them."
-    )
+    for word in sys.argv[1:]:
+        group, _, value = word.lstrip("+").partition("=")
+        if (names := options_of_group(group)) and not re.match(r"[a-zA-Z_]|\[[a-zA-Z_]", value):
+            return f"{group}: expected one of {short(', '.join(names), 200)}, got {value}."
+    return f"{first_line(error)}. --help says what there is."
 
 
 def _unwritable(error: OSError) -> str:
@@ -271,7 +274,11 @@ def explain(command: str, error: Exception) -> str:
             return str(inner)
     text = str(error).partition("Config search path:")[0]
     reasons = text if error.__cause__ is None else f"{text}\n{error.__cause__}"
-    if "is not in struct" in reasons or "Could not override" in reasons:
+    unchosen = re.search(r"Could not override '([\w/]+/\w+)'", text)
+    if unchosen is not None and options_of_group(unchosen[1]):
+        return _group_of_a_part(command, unchosen[1])
+    gone = "Could not delete" in text and "does not exist" in text
+    if gone or "is not in struct" in reasons or "Could not override" in reasons:
         return _unknown_key(command, text)
     # a parser quotes only the end of what it could not read
     override = getattr(error, "override", None)
@@ -280,9 +287,15 @@ def explain(command: str, error: Exception) -> str:
         return f"{word}: Hydra's grammar takes such a value in quotes only: {in_quotes}."
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     lines[0] = _naming_the_word(override, text) + lines[0]
-    group = re.search(r"Could not load '(\w+)/", text)
-    if group is not None and "Available options" not in text:
-        lines.append(f"Available options: {', '.join(options_of_group(group[1]))}.")
+    if text.startswith("Error merging override") and error.__cause__ is not None:
+        lines.append(first_line(error.__cause__) + ".")
+    group = re.search(r"Could not (?:load|find) '([\w/]+)/([^/']+)'", text)
+    if group is not None:
+        options = options_of_group(group[1])
+        if meant := nearest(group[2], options).strip():
+            lines.insert(1, f"D{meant[1:]}")
+        if "Available options" not in text:
+            lines.append(f"Available options: {', '.join(options)}.")
     return " ".join([lines[0] + ("" if lines[0].endswith((".", ":")) else "."), *lines[1:]])
 
 
@@ -310,9 +323,26 @@ def _in_quotes(word: str) -> str:
     return ""
 
 
+def _group_of_a_part(command: str, group: str) -> str:
+    """Return a line for a group that the chosen options have no place for: prune/order without prune=order."""
+    key, word = (
+        group.replace("/", "."),
+        next(word for word in sys.argv[1:] if composing.key_of(word) == group),
+    )
+    chosen = [other for other in sys.argv[1:] if _chooses(other) and other != word]
+    parent, _, leaf = key.rpartition(".")
+    if leaf in (OmegaConf.select(composing.composed(command, chosen), parent) or ()):
+        return (
+            f"{word}: nothing is chosen of {group} that it could replace. Write +{word} to add it."
+        )
+    return f"{word}: {_where_it_is(command, chosen, key)}Give one of these, too, or leave it out."
+
+
 def _unknown_key(command: str, text: str) -> str:
     """Return a line for an unknown key, with the keys and options that exist."""
     key = text.split("'")[1] if "'" in text else ""
+    if (why := _not_so(key)) is not None:
+        return why
     typed = [word for word in sys.argv[1:] if word.startswith("+experiment=")]
     experiment = [word for word in typed if "," not in word]
     chosen = experiment + [word for word in sys.argv[1:] if _chooses(word)]
@@ -327,6 +357,20 @@ def _unknown_key(command: str, text: str) -> str:
         # the experiments may have the key; Hydra asks for it before it reads them
         return f"{line} In a sweep over experiments write ++{key}=..."
     return f"{line} Use +{key}=... to add a key that the target takes."
+
+
+def _not_so(key: str) -> str | None:
+    """Return the line for a key that another typed word takes away, or that is a group's; None for others."""
+    for word in sys.argv[1:]:
+        away = word[1:] if word.startswith("~") and "=" not in word else word.removesuffix("=null")
+        if away != word and key.startswith(f"{away}."):
+            return f"{key}: is taken away by {word}. Leave one of them out."
+    options = options_of_group(key)
+    if options and key in sections.ADDS:
+        return f"{key}: is added, so that it takes a +, as in +{key}={options[0]}."
+    if options:
+        return f"{key}: is chosen by name, expected one of {short(', '.join(options), 200)}."
+    return None
 
 
 def _deepest(cfg: DictConfig, key: str) -> tuple[str, str]:
@@ -387,9 +431,10 @@ def _takes(node: Any, parent: str, leaf: str) -> bool:
 
 
 def _chooses(word: str) -> bool:
-    """Return True for a word that takes one option of a group: prune=order, prune/order=obs."""
+    """Return True for a word that takes options of a group: prune=order, prune/order=obs, measure=[cka]."""
     group, _, option = word.lstrip("+").partition("=")
-    return "," not in option and group != "experiment" and option in options_of_group(group)
+    several = option[1:-1].split(",") if option[:1] + option[-1:] == "[]" else [option]
+    return group != "experiment" and {*several} <= {*options_of_group(group)}
 
 
 def _options_with(command: str, chosen: Sequence[str], key: str) -> dict[str, str]:

@@ -16,14 +16,21 @@ from typing import Any, cast
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, short
 from mhprobe.framework.run import own_files
 from mhprobe.framework.run.constructors import fill, take_back
-from mhprobe.framework.run.jobs import claim_folder
-from mhprobe.framework.run.sections import CONF, commands_of_conf, groups_with_options, sections
+from mhprobe.framework.run.jobs import claim_folder, use_folder
+from mhprobe.framework.run.sections import (
+    CONF,
+    commands_of_conf,
+    groups_with_options,
+    options_of_group,
+    sections,
+)
 
 ENGINES = ("launcher", "sweeper")  # of Hydra: they run the jobs of a sweep, and choose them
 NAMES = (
@@ -32,6 +39,13 @@ NAMES = (
     "backbone",
     "backbone.name",
 )  # keys that name a sweep, the first that is swept
+SEVERAL = (
+    "measure",
+    "maps",
+    "logger",
+    "callback",
+    "experiment",
+)  # groups of which a command may have several
 HOME = re.compile(r"""(?<==|\[|,|:)(\s*["'])~(?=/)""")
 
 
@@ -41,6 +55,7 @@ def compose_for(command: str) -> None:
     resolvers: dict[str, Callable[..., Any]] = {
         "groups": groups_with_options,
         "claim": claim_folder,
+        "use": use_folder,
         "network": _network,
         "subject": _subject,
         "swept": _swept,
@@ -104,7 +119,36 @@ def prepared(command: str, words: Sequence[str], sweeping: bool = False) -> list
         sweeping = True
         if "hydra.mode" not in map(key_of, words):
             words.append("hydra.mode=MULTIRUN")
+    if sweeping:
+        _refuse_sweeps(words)
     return words if sweeping else [*data_of_weights(words), *words]
+
+
+def _refuse_sweeps(words: Sequence[str]) -> None:
+    """Raise UserError for a word of a sweep that gives no value, or one of them twice."""
+    for word in words:
+        try:
+            override = OverridesParser.create().parse_override(word)
+        except HydraException:  # whoever composes says so
+            continue
+        if not override.is_sweep_override() or override.is_interval_sweep():
+            continue
+        values = _values_of(override)
+        if not values:
+            raise UserError(f"{word}: gives no value, so that the sweep would have no job.")
+        if twice := [value for value in dict.fromkeys(values) if values.count(value) > 1]:
+            raise UserError(f"{word}: expected each value once, got {twice[0]} several times.")
+
+
+def _values_of(override: Any) -> list[str]:
+    """Return the values that a word of a sweep gives, of a glob the options that it fits."""
+    value = override.value()
+    if isinstance(value, Glob):
+        return value.filter(options_of_group(override.key_or_group))
+    try:
+        return list(override.sweep_string_iterator())
+    except ValueError as error:  # range(0,1,0)
+        raise UserError(f"{override.input_line}: {error}.") from None
 
 
 def _refuse_foreign(command: str, word: str) -> None:
@@ -113,6 +157,7 @@ def _refuse_foreign(command: str, word: str) -> None:
         raise UserError(f"{word}: has no value. Give one, or leave it out.")
     if not key_of(word):  # which Hydra's parser takes, and its composing does not
         raise UserError(f"{word}: has no key. Give one, as in optim.lr=0.1, or leave it out.")
+    _refuse_several(word)
     names = sections(command)
     package = word.partition("=")[0].partition("@")[2].split(".")[0]  # where a group's choice goes
     section = key_of(word).split(".")[0]
@@ -122,6 +167,16 @@ def _refuse_foreign(command: str, word: str) -> None:
     if homes:
         raise UserError(
             f"{word}: mhprobe.{command} has no {section}, a part of {', '.join(homes)}."
+        )
+
+
+def _refuse_several(word: str) -> None:
+    """Raise UserError for a list of options of a group that chooses one: prune=[], data=[digits,scenes]."""
+    group, _, value = word.lstrip("+").partition("=")
+    listed = value.startswith("[") and value.endswith("]")
+    if listed and group not in SEVERAL and (options := options_of_group(group)):
+        raise UserError(
+            f"{group}: expected one of {short(', '.join(options), 200)}, got {short(value, 60)}."
         )
 
 

@@ -2,15 +2,17 @@
 
 import contextlib
 import functools
+import importlib
+import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 
-from mhprobe.errors import UserError, refuse_misfits, short
-from mhprobe.framework.run.constructors import OURS
+from mhprobe.errors import UserError, nearest, refuse_misfits, short
+from mhprobe.framework.run.constructors import OURS, PACKAGE, defaults_of
 from mhprobe.io.moved import renamed
 from mhprobe.io.nested import leaves
 
@@ -48,7 +50,10 @@ def construct(part: Any, where: str, **extra: Any) -> Any:
             cause = cause.__cause__
         if isinstance(cause, UserError):
             raise with_key(cause, part, where) from None
+        if cause is error:  # of Hydra: it called nothing
+            raise UserError(f"{where}: {_line(error)}") from error
         if isinstance(cause, WRONG):
+            _refuse_unknown(part, where, cause)
             options = [
                 (".".join(path), value)
                 for path, value in leaves(part)
@@ -61,6 +66,59 @@ def construct(part: Any, where: str, **extra: Any) -> Any:
         raise
     except TypeError as error:  # Hydra's own, about a key like _partial_
         raise UserError(f"{where}: {_line(error)}") from error
+
+
+UNKNOWN = re.compile(r"unexpected keyword arguments?:? [`'](\w+)[`']", re.IGNORECASE)
+
+
+def _refuse_unknown(part: Any, where: str, error: BaseException) -> None:
+    """Raise UserError for a name that a part of ours has not, with the nearest that there is."""
+    for path, target in leaves(part):
+        place, target = ".".join([where, *path[:-1]]), str(target)
+        if path[-1] != "_target_" or not target.startswith(OURS):
+            continue
+        holder = functools.reduce(lambda inner, name: inner[name], path[:-1], part)
+        if isinstance(error, ImportError | AttributeError):
+            _refuse_absent(target, f"{place}._target_")
+        else:
+            refuse_option(error, get_object(target), place, holder)
+
+
+def refuse_option(
+    error: BaseException, make: Callable[..., Any], where: str, given: Collection[str]
+) -> None:
+    """Raise UserError if an error of a constructor is about one of the given options that it does not know."""
+    unknown = UNKNOWN.search(str(error))
+    if unknown is None or unknown[1] not in given:
+        return
+    own = inspect.signature(make).parameters.values()
+    named = [one.name for one in own if one.kind is not one.VAR_KEYWORD]
+    names = [*dict.fromkeys([*named, *defaults_of(f"{make.__module__}.{make.__qualname__}")])]
+    raise UserError(
+        f"{where}.{unknown[1]}: no such option; {nearest(unknown[1], names)}"
+        f"{make.__name__} has {', '.join(names) or 'none'}."
+    ) from error
+
+
+def _refuse_absent(target: str, where: str) -> None:
+    """Raise UserError for a module or class of ours that there is not."""
+    place = PACKAGE
+    parent, *steps = target.split(".")
+    for name in steps:
+        names = [file.stem for file in place.iterdir() if not file.stem.startswith((".", "_"))]
+        place = place / name
+        if place.with_suffix(".py").is_file():
+            names = list(vars(importlib.import_module(f"{parent}.{name}")))
+        elif name in names:
+            parent = f"{parent}.{name}"
+            continue
+        else:
+            there = nearest(name, names) or f"{parent} has {', '.join(sorted(names))}. "
+            raise UserError(f"{where}: {parent} has no {name}; {there}got {target}.")
+        if steps[-1] not in names:
+            there = nearest(steps[-1], names)
+            raise UserError(f"{where}: {parent}.{name} has no {steps[-1]}; {there}got {target}.")
+        return
 
 
 def refuse_plain(part: Any, where: str) -> None:
@@ -98,6 +156,7 @@ def naming_keys(make: Callable[..., Any], where: str) -> Callable[..., Any]:
         except UserError as error:
             raise with_key(error, getattr(make, "keywords", {}), where) from error.__cause__
         except WRONG as error:
+            refuse_option(error, getattr(make, "func", make), where, getattr(make, "keywords", {}))
             raise UserError(f"{where}: {_line(error)}") from error
 
     return call

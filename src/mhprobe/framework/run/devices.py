@@ -24,6 +24,7 @@ def build_lightning(cfg: Config, **more: Any) -> L.Trainer:
         TypeError,
         ValueError,
         RuntimeError,
+        ImportError,  # of what an accelerator needs
     ) as error:
         raise UserError(f"trainer: {' '.join(str(error).split())}") from error
 

@@ -12,6 +12,7 @@ from mhprobe.framework.run import networks
 from mhprobe.framework.run.construct import construct, keyed, refuse_plain
 from mhprobe.framework.run.quiet import quiet
 from mhprobe.framework.run.schema import Config, absent_data
+from mhprobe.io.files import absent
 from mhprobe.io.tensors import write_outcomes
 
 
@@ -29,7 +30,7 @@ def build_images(cfg: Config) -> ImageData:
         "gates.mask": (cfg.gates.mask, "a table of heads with a column kept"),
     }
     missing = [
-        f"{key}: no file {file}. {folder_of_others(Path(str(file))) or f'Give {what}.'}"
+        f"{key}: {absent(Path(str(file)))}. {folder_of_others(Path(str(file))) or f'Give {what}.'}"
         for key, (file, what) in named.items()
         if file is not None and not Path(str(file)).is_file()
     ]

@@ -25,8 +25,11 @@ from mhprobe.errors import UserError, first_line
 from mhprobe.io.files import write
 from mhprobe.report.runs.folder import Folder
 
-_made: set[Path] = set()  # folders that this process has made for its runs
+_made: dict[
+    Path, int
+] = {}  # folders that this process has made for its runs, and how many around each
 FAILED = "failed.json"
+SETTINGS = ("hparams.yaml", "multirun.yaml")  # copies of them, of a logger and of Hydra for a sweep
 
 
 def rank_by_environment() -> int:
@@ -44,18 +47,28 @@ def claim_folder(wanted: str) -> str:
         return wanted
     names = itertools.chain([wanted], (f"{wanted}_{number}" for number in itertools.count(2)))
     try:
+        around = [parent for parent in Path(wanted).absolute().parents if not parent.exists()]
         Path(wanted).parent.mkdir(parents=True, exist_ok=True)
         while True:
             with contextlib.suppress(FileExistsError):
                 name = next(names)
                 os.mkdir(name)  # of two processes only one can
-                _made.add(Path(name).resolve())
+                _made[Path(name).resolve()] = len(around)
                 return name
     except OSError as error:
         raise UserError(
             f"out: {error.filename} cannot be written ({error.strerror}). Choose another folder "
             "with out=<folder>."
         ) from error
+
+
+def use_folder(wanted: str) -> str:
+    """Return the name of a folder that several runs share, and note if this process has to make it."""
+    folder = Path(wanted)
+    if not folder.exists():
+        around = [parent for parent in folder.absolute().parents if not parent.exists()]
+        _made[folder.resolve()] = len(around)
+    return wanted
 
 
 @contextlib.contextmanager
@@ -92,8 +105,8 @@ def keep_settings(
 ) -> Iterator[None]:
     """Keep the composed configuration and what was typed in ``folder/config``.
 
-    A mistake puts back what was there. A folder that ``claim_folder`` has made goes if nothing else was
-    written, but for a job of a sweep (``sweeping``), whose settings the sweep's end reads.
+    A mistake puts back what was there. A folder that ``claim_folder`` has made goes if nothing but
+    settings was written, but for a job of a sweep (``sweeping``), whose settings the sweep's end reads.
     """
     if rank_by_environment():
         yield
@@ -113,12 +126,20 @@ def keep_settings(
 
 
 def _forget(folder: Path) -> None:
-    """Remove a folder that has settings alone, and the one around it if that is empty then."""
+    """Remove a folder that has settings alone, and those made around it that are empty then."""
     with contextlib.suppress(OSError):
-        if all(path.name == "config" for path in folder.iterdir()):
-            shutil.rmtree(folder / "config")
-            folder.rmdir()
-            folder.parent.rmdir()
+        written = [path for path in folder.rglob("*") if not path.is_dir()]
+        if any(file.parent.name != "config" and file.name not in SETTINGS for file in written):
+            return
+        shutil.rmtree(folder)
+        for parent in list(folder.resolve().parents)[: _made[folder.resolve()]]:
+            parent.rmdir()
+
+
+def forget_unused() -> None:
+    """Remove the folders that this process has made and that hold settings alone: no job has begun there."""
+    for folder in filter(Path.is_dir, list(_made)):
+        _forget(folder)
 
 
 def keep_typed(folder: Path, overrides: Sequence[str]) -> None:
@@ -187,10 +208,8 @@ class SaysWhatFailed(Callback):
             print(f"side by side: {page}")
         if not failed:
             return
-        print(
-            f"mhprobe: {len(failed)} of {len(jobs)} jobs failed, the others are in {folder}:",
-            file=sys.stderr,
-        )
+        others = f"the others are in {folder}" if len(failed) < len(jobs) else f"see {folder}"
+        print(f"mhprobe: {len(failed)} of {len(jobs)} jobs failed, {others}:", file=sys.stderr)
         for job, end in failed.items():
             print(
                 f"  {job.name} ({' '.join(Folder(job).overrides())}): {end['message']}",

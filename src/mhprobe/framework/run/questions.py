@@ -54,10 +54,11 @@ def answer(
     """
     data = image_data.build_images(cfg)
     model = networks.build_classifier(cfg, data)
-    report = trainers.open_report(cfg, folder, model.gates.layout)
+    report = trainers.make_report(cfg, folder, model.gates.layout)
     answers = of_run(cfg, model, data, report, more, estimate)  # refuses what does not fit
-    report.begin(networks.name_subject(model, data, report))  # decodes the images
     trainer = trainers.build_trainer(cfg, [ShowsTraining(), answers], report)
+    report.begin(networks.name_subject(model, data, report))  # decodes the images
+    trainers.open_loggers(cfg, report, trainer)
     if tested:
         trainers.test(trainer, model, data, report)
     else:
@@ -235,8 +236,10 @@ def _masking(cfg: Config, settings: Curves, model: GatedClassifier) -> Masking:
             if not cfg.paper:
                 raise unfit from error
     fit = [spec for spec in specs.values() if isinstance(spec, CurveSpec)]
-    if settings.step is not None:
-        _refuse_beyond(settings.step, fit, layout)
+    study = "paper." if cfg.paper else "evidence." if cfg.evidence else ""
+    for option in ("step", "steps"):
+        if (asked := getattr(settings, option)) is not None and fit:
+            _refuse_beyond(f"{study}masking.{option}", asked, fit, layout)
     options = settings.model_dump(include={"select_on", "steps", "step"})
     options |= {
         "join": settings.join and construct(settings.join, "masking.join"),
@@ -245,17 +248,17 @@ def _masking(cfg: Config, settings: Curves, model: GatedClassifier) -> Masking:
     return Masking(specs, Path(cfg.cache_dir) / "orders", key="masking.curves", **options)
 
 
-def _refuse_beyond(step: int, specs: Sequence[CurveSpec], layout: Any) -> None:
-    """UserError for a step that no curve has; a line in the log for each curve that ends before it."""
+def _refuse_beyond(key: str, step: int, specs: Sequence[CurveSpec], layout: Any) -> None:
+    """UserError for a step that no curve has; a line in the log for each curve that ends before one point."""
     lengths = {
         spec.name: spec.order.length(make_units(spec.units, layout, spec.exclude_layers), layout)
         for spec in specs
     }
     longest = max(lengths.values(), default=0)
     if step > longest:
-        raise UserError(f"masking.step: steps 0 to {longest} exist, got {step}. Give one of these.")
+        raise UserError(f"{key}: steps 0 to {longest} exist, got {step}. Give one of these.")
     for name, length in lengths.items() if rank_by_environment() == 0 else ():
-        if step > length:
+        if step > length and key.endswith(".step"):
             log.warning(
-                "masking.step: %s ends at step %d, so step %d leaves it out.", name, length, step
+                "%s: %s ends at step %d, so step %d leaves it out.", key, name, length, step
             )

@@ -158,7 +158,7 @@ class EvidenceParts(_Section):
     chosen_on: Annotated[int, Field(ge=1)]
     draws: Annotated[int, Field(ge=2)]
     second: dict[str, Any] | None
-    runs: dict[str, str | None]
+    runs: dict[Literal["training", "pruned", "scratch", "wider"], str | None]
 
 
 class Repair(_Section):
@@ -392,6 +392,11 @@ def refuse_absent_folders(cfg: Config) -> None:
             raise UserError(
                 f"{key}: no folder {quoted(folder)}. Give the folder of a run, or null."
             )
+        if folder and not (Path(folder) / "metrics.json").is_file():
+            raise UserError(
+                f"{key}: {quoted(folder)} holds no finished run (no metrics.json). Give the folder of "
+                "one, or null."
+            )
 
 
 def absent_data(parts: Mapping[str, Any]) -> list[str]:
@@ -413,6 +418,7 @@ def check(command: str, cfg: DictConfig) -> Config:
     UserError names the key, the rule and the value.
     """
     plain = _plain(cfg)
+    _refuse_blank(plain)
     _take_files_of_folders(plain)
     checked: Config = _valid(Config, {**plain, "command": command})
     needed = settings_of(command) | (
@@ -422,6 +428,8 @@ def check(command: str, cfg: DictConfig) -> Config:
         raise UserError(_gone(gone[0]))
     if checked.voita is not None:
         _valid(Optim, {**plain["optim"], **checked.voita.scratch_optim}, "voita.scratch_optim.")
+    if command in NEEDED and getattr(checked, NEEDED[command]) is None:
+        raise UserError(_gone(NEEDED[command]))
     for rule in RULES:
         if (refused := rule(checked)) is not None:
             raise UserError(refused)
@@ -449,6 +457,13 @@ def _plain(cfg: DictConfig) -> dict[str, Any]:
     return plain
 
 
+def _refuse_blank(plain: Mapping[str, Any]) -> None:
+    """Raise UserError for a blank name of a file or folder, which would be the root or the present folder."""
+    for key in ("weights", "name", "out", "cache_dir"):
+        if isinstance(value := plain.get(key), str) and not value.strip():
+            raise UserError(f"{key}: expected a name, got {value!r}. Give one, or leave it out.")
+
+
 def _take_files_of_folders(plain: dict[str, Any]) -> None:
     """Put the file of weights in the place of a run's folder, in place."""
     for section, key, part in (
@@ -468,7 +483,8 @@ def _valid(section: type[_Section], values: dict[str, Any], where: str = "") -> 
         return section.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        key = where + ".".join(str(part) for part in first["loc"])
+        loc = first["loc"][:-1] if first["loc"][-1] in ("int", "str", "[key]") else first["loc"]
+        key = where + ".".join(str(part) for part in loc)  # without the type that was tried
         if first["type"] == "missing":
             group = str(first["loc"][0])
             missing = sum(
@@ -510,6 +526,13 @@ def _without_classifier(command: str) -> str | None:
 def comes_with_weights(backbone: Any) -> bool:
     return bool(backbone.get("checkpoint") is not None or backbone.get("pretrained"))
 
+
+NEEDED = {
+    "mask": "masking",
+    "prune": "prune",
+    "prunebench": "prune",
+    "maps": "maps",
+}  # groups without which a command has no question
 
 # options of Lightning that cut a validation or a test short -> settings for fewer images
 INSTEAD = {

@@ -40,14 +40,32 @@ from mhprobe.report.summary import show
 
 def open_report(cfg: Config, folder: Path, layout: HeadLayout) -> Report:
     """Return a report that writes into ``folder`` and to the loggers."""
+    report = make_report(cfg, folder, layout)
+    open_loggers(cfg, report)
+    return report
+
+
+def open_loggers(cfg: Config, report: Report, trainer: L.Trainer | None = None) -> None:
+    """Open the loggers of a run for its report, and for a trainer that was built without them.
+
+    They write at once, some to a server: whoever can refuse the settings first opens them after that.
+    """
     rank_zero_only.rank = rank_by_environment()  # type: ignore[attr-defined]  # loggers ask for it, and there is no trainer yet
     loggers = []
     for name, part in cfg.logger.items():
         if part.get("job_type", "") is None:  # W&B groups runs by it
             part = {**part, "job_type": cfg.command}
-        loggers.append(construct(part, f"logger.{name}", folder=folder))
-        loggers[-1].log_hyperparams(cfg.model_dump(include=cfg.model_fields_set))
-    report = Report(folder, layout, loggers, cfg.style)
+        loggers.append(construct(part, f"logger.{name}", folder=report.folder))
+    for logger in loggers:  # all of them are there
+        logger.log_hyperparams(cfg.model_dump(include=cfg.model_fields_set))
+    report.connect(loggers)
+    if trainer is not None:
+        trainer.loggers = loggers
+
+
+def make_report(cfg: Config, folder: Path, layout: HeadLayout) -> Report:
+    """Return a report that writes into ``folder`` alone, until ``open_loggers``."""
+    report = Report(folder, layout, style=cfg.style)
     if cfg.resume is not None:  # a training
         report.network = cfg.name
     elif networks.weights_file(cfg):

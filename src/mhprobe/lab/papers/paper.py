@@ -5,7 +5,7 @@ import inspect
 import re
 from collections.abc import Mapping, Sequence
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, nearest
 from mhprobe.framework.questions.ask import Answers
 from mhprobe.framework.questions.material import Material, Panel
 from mhprobe.framework.questions.measured import masking_curves, measured
@@ -34,8 +34,11 @@ def figures_named(
         if wanted is None
         else [f"figure_{key}" if str(key).isdigit() else str(key) for key in wanted]
     )
+    if not keys:
+        raise UserError("figures: expected names of figures, or null for all, got an empty list.")
     if unknown := [key for key in keys if key not in figures]:
-        raise UserError(f"figures: {paper.name} has {', '.join(figures)}, got {unknown[0]}.")
+        meant = nearest(unknown[0], figures)
+        raise UserError(f"figures: {meant}{paper.name} has {', '.join(figures)}, got {unknown[0]}.")
     return [key for key in figures if key in keys]
 
 

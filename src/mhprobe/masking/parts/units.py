@@ -143,6 +143,8 @@ def targets_of(
             f"masking target: {unit}: expected the amount left, from 0 to {most}, got "
             f"{quoted(value)}."
         )
+    if unit == "heads" and value != int(value):
+        raise UserError(f"masking target: heads: expected a whole number, got {quoted(value)}.")
     return (PathTarget(unit, float(value), targets[unit]),)
 
 
