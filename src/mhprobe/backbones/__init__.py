@@ -10,7 +10,7 @@ import importlib
 import inspect
 import pkgutil
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from torch import inference_mode, nn
@@ -366,6 +366,7 @@ def attach(
     backbone = backbone_of(model)
     family, layout = family_of(backbone), layout_of(backbone, kinds)
     _refuse_shared(layout, [submodule(backbone, site) for site in layout.sites])
+    _refuse_shared_points(layout, _points(family, backbone, layout))
     usual = HeadGates if gates is None else gates.like
     remove_gates(model)  # first: a class of gates may put hooks of its own on the model
     try:
@@ -433,14 +434,30 @@ def _made(make: Callable[..., HeadGates], model: nn.Module, layout: HeadLayout) 
 
 def _refuse_shared(layout: HeadLayout, modules: Sequence[nn.Module]) -> None:
     """Raise UserError for one module at two sites: one gate would hold heads of both."""
+    for site, other in _twice(layout, modules):
+        raise UserError(
+            f"attach: {site} is the same module as {other}, so that their heads cannot be "
+            "told apart. Give each place a block of its own: copy.deepcopy(block)."
+        )
+
+
+def _refuse_shared_points(layout: HeadLayout, points: Sequence[nn.Module]) -> None:
+    """Raise UserError for one output projection of two sites, where the gates of both would stand."""
+    for site, other in _twice(layout, points):
+        raise UserError(
+            f"attach: {site} has the same output projection as {other}, so that a gate in front of "
+            "it would hold the heads of both. Give each a projection of its own: "
+            "copy.deepcopy(projection)."
+        )
+
+
+def _twice(layout: HeadLayout, modules: Sequence[nn.Module]) -> Iterator[tuple[str, str]]:
+    """Yield the names of two sites with one module."""
     first: dict[int, str] = {}
     for site, module in zip(layout.sites, modules, strict=True):
         other = first.setdefault(id(module), site.name)
         if other != site.name:
-            raise UserError(
-                f"attach: {site.name} is the same module as {other}, so that their heads cannot be "
-                "told apart. Give each place a block of its own: copy.deepcopy(block)."
-            )
+            yield site.name, other
 
 
 def detach(model: nn.Module) -> None:

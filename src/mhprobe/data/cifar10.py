@@ -160,13 +160,14 @@ def _load_batch(data: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
             np.asarray(batch["data"], dtype=np.uint8),
             np.asarray(batch["labels"], dtype=np.int64),
         )
-    if (
-        pixels.shape != (len(labels), 3072)
-        or not len(labels)
-        or labels.min() < 0
-        or labels.max() > 9
-    ):
+    if labels.shape != (len(pixels),) or not len(labels) or pixels.shape != (len(labels), 3072):
         raise UserError(
-            f"root: {where}: expected (N, 3072) pixels and labels 0 to 9, got {pixels.shape}."
+            f"root: {where}: expected (N, 3072) pixels and as many labels, got {pixels.shape} and "
+            f"{labels.shape}."
+        )
+    if labels.min() < 0 or labels.max() > 9:
+        odd = labels[(labels < 0) | (labels > 9)][0]
+        raise UserError(
+            f"root: {where}: expected labels 0 to 9, got {odd}. Is it of CIFAR-10? Fetch it again."
         )
     return pixels, labels

@@ -36,6 +36,7 @@ from mhprobe.data.source import Contents, Wanted, is_wanted
 from mhprobe.errors import UserError, quoted
 from mhprobe.io.ordinary import ordinary
 from mhprobe.io.readings import Reading
+from mhprobe.io.spelling import as_spelled_in
 from mhprobe.io.written import counted
 
 log = logging.getLogger(__name__)
@@ -165,7 +166,8 @@ def in_order(contents: Contents, order: str | list[str], where: str) -> Contents
     """
     text = contents.class_names
     number = tuple(sorted(text, key=by_number))
-    named = tuple(order) if isinstance(order, list) else {"number": number}.get(order, text)
+    given = as_spelled_in(order, text) if isinstance(order, list) else ()
+    named = tuple(given) if isinstance(order, list) else {"number": number}.get(order, text)
     if sorted(named) != sorted(text):
         odd = sorted({*named} ^ {*text}) or [*named]
         raise UserError(
@@ -232,7 +234,7 @@ def _shared_classes(folders: Folders, where: str) -> tuple[str, ...]:
             raise UserError(
                 f"{where}: {len(missing)} of the classes in {has}/ have no images in {lacks}/: "
                 f"{', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}. Both need the same "
-                "classes."
+                f"classes{_spelled_apart(missing, folders[lacks])}."
             )
     names = tuple(sorted(folders["train"]))
     if len(names) < 2:
@@ -240,6 +242,13 @@ def _shared_classes(folders: Folders, where: str) -> tuple[str, ...]:
             f"{where} has one class, {names[0]}; telling classes apart needs at least two."
         )
     return names
+
+
+def _spelled_apart(names: Sequence[str], others: Collection[str]) -> str:
+    """Return a clause for names that others have in other characters of Unicode; "" where they have none."""
+    there = as_spelled_in(names, others)
+    alike = next((name for name, other in zip(names, there, strict=True) if name != other), None)
+    return f": {alike} is there in other characters of Unicode; rename one" if alike else ""
 
 
 def _channels(archive: Archive, files: Collection[str], where: str) -> int:
@@ -439,10 +448,15 @@ def decode_all(
     finally:
         pool.shutdown(cancel_futures=True)
     if framed and readings is not None:
-        held = f"{counted(len(framed), 'file')} with several, e.g. {min(framed)}"
-        readings.append(Reading("frames", f"the first of {held}", "the others are left out", True))
+        readings.append(first_frames(framed))
     if faults and left_out is None:
         raise _all_faults(faults, len(wanted))
+
+
+def first_frames(framed: Collection[str]) -> Reading:
+    """Return how files of several frames are read."""
+    held = f"{counted(len(framed), 'file')} with several, e.g. {min(framed)}"
+    return Reading("frames", f"the first of {held}", "the others are left out", True)
 
 
 def _all_faults(faults: Mapping[str, UserError], images: int) -> UserError:

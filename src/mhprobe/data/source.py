@@ -12,6 +12,7 @@ import numpy as np
 
 from mhprobe.errors import quoted
 from mhprobe.io.readings import Reading
+from mhprobe.io.spelling import spelled
 
 Wanted = Mapping[str, np.ndarray]  # positions of images by split, ascending; a split may be absent
 
@@ -96,7 +97,12 @@ def other_classes(theirs: Sequence[str], ours: Sequence[str]) -> str | None:
     """Say how many classes a file or data set and the data have, and where names differ first; None for the same."""
     pairs = enumerate(zip_longest(map(quoted, theirs), map(quoted, ours), fillvalue="none"))
     first = next(
-        (f"class {at}: {a} there, {b} in the data" for at, (a, b) in pairs if a != b), None
+        (
+            f"class {at}: {a} there, {b} in the data"
+            for at, (a, b) in pairs
+            if spelled(a) != spelled(b)
+        ),
+        None,
     )
     return (
         first and f"{len(theirs)} classes, the data has {len(ours)}; they differ first in {first}."

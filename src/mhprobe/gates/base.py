@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from mhprobe.errors import UserError, quoted
 from mhprobe.gates.fill import Fill, Filling
 from mhprobe.gates.meanwhile import meanwhile
+from mhprobe.gates.reentrant import again_and_again
 from mhprobe.heads import HeadLayout
 from mhprobe.stats.agreement import lowest
 
@@ -276,7 +277,7 @@ class HeadGates(nn.Module):
         """True inside a with block of ``masked`` or ``fixed``."""
         return bool(self._changes)
 
-    @contextlib.contextmanager
+    @again_and_again
     def masked(self, mask: Tensor) -> Iterator[None]:
         """Switch heads off inside a with block: ``mask`` is (A,) bool, True means off; blocks can be nested.
 
@@ -292,7 +293,7 @@ class HeadGates(nn.Module):
         with self._holding(lambda values: values.masked_fill(mask, 0.0)):
             yield
 
-    @contextlib.contextmanager
+    @again_and_again
     def fixed(self, values: Tensor) -> Iterator[None]:
         """Multiply the heads by ``values`` (A,) inside a with block, instead of by the gates.
 

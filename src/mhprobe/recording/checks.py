@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -71,12 +72,16 @@ def refuse_unusable(where: str, model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def sized(model: nn.Module, images: Tensor) -> Iterator[None]:
-    """Replace an error inside by a UserError about the size of the images, if it is not the size of the model."""
+    """Replace an error inside by a UserError about the size of the images, if it is not the size of the model.
+
+    Or about the types of the model's weights, if the error is of types and these are several.
+    """
     try:
         yield
     except UserError:
         raise
     except (AssertionError, RuntimeError, ValueError) as error:
+        _refuse_types(model, error)
         backbone, size = backbone_of(model), tuple(images.shape[1:])
         if (
             len(size) != 3
@@ -90,6 +95,23 @@ def sized(model: nn.Module, images: Tensor) -> Iterator[None]:
         raise UserError(
             f"images: expected {expected} for this {name}, got {got}: {error}"
         ) from error
+
+
+def _refuse_types(model: nn.Module, error: Exception) -> None:
+    """Raise UserError for an error of torch about types, of a model whose weights have several."""
+    first: dict[str, str] = {}
+    for name, weight in model.named_parameters():
+        if weight.is_floating_point():
+            first.setdefault(
+                str(weight.dtype).removeprefix("torch."), name.rpartition(".")[0] or name
+            )
+    if len(first) < 2 or not re.search("dtype|scalar type", str(error)):
+        return
+    (one, there), (other, here) = list(first.items())[:2]
+    raise UserError(
+        f"model: its weights have several types: {there} is {one}, {here} is {other}, and what the "
+        f"one gives the other cannot take. Make them one, as by model.float(), or use torch.autocast."
+    ) from error
 
 
 def check_batch(

@@ -271,3 +271,41 @@ def test_gates_follow_a_network_that_was_given_another_input_size(model, learned
     assert mhprobe.attach(model) is new and new.layout.sites[0].token_grid == (2, 4)
     found = mhprobe.measure(model, [(images, torch.tensor([0, 1]))], [GateImportance])
     assert found["gate_importance"].shape == (6,)
+
+
+def test_one_projection_of_two_blocks_is_refused_for_that(model):
+    """It was called a backbone that runs twice."""
+    model.blocks[1].attn.proj = model.blocks[0].attn.proj
+    for call in (
+        lambda: mhprobe.attach(model),
+        lambda: mhprobe.measure(model, [batch()], [GateImportance]),
+    ):
+        with pytest.raises(mhprobe.UserError, match=r"blocks\.1\.attn has the same output proj"):
+            call()
+    assert find_gates(model) is None
+
+
+def test_blocks_that_share_what_comes_before_the_heads_are_measured(model):
+    """Negative control."""
+    model.blocks[1].attn.qkv = model.blocks[0].attn.qkv
+    assert len(mhprobe.attach(model).values) == 6
+
+
+@pytest.mark.parametrize(("part", "named"), [("blocks.1", r"blocks\.1\.norm1"), ("head", "head")])
+def test_weights_of_two_types_are_named(model, part, named):
+    model.get_submodule(part).half()
+    for call in (
+        lambda: mhprobe.measure(model, [batch()], [GateImportance]),
+        lambda: mhprobe.masking_curve(model, [batch()], units="layer"),
+    ):
+        with pytest.raises(
+            mhprobe.UserError, match=rf"cls_token is float32, {named} is float16.*model\.float\(\)"
+        ):
+            call()
+
+
+def test_weights_of_two_types_that_fit_together_are_measured(model):
+    """Negative control: a network that casts by itself runs, and nothing is said."""
+    model.head.double()
+    model.head.register_forward_pre_hook(lambda module, args: (args[0].double(),))
+    assert mhprobe.masking_curve(model, [batch()], units="layer")

@@ -428,3 +428,19 @@ def test_a_picture_far_longer_than_wide_is_refused(size):
     file = io.BytesIO()
     Image.new("RGB", (3, 300)).save(file, "PNG")  # the control
     assert decode(file.getvalue(), 32, True, "long.png").shape == (32, 32, 3)
+
+
+def test_a_label_that_cifar10_has_not_is_named(tmp_path):
+    """The pixels were given as what is wrong."""
+    from mhprobe.data import cifar10
+
+    rows = {b"data": np.zeros((2, 3072), np.uint8), b"labels": [3, 11]}
+    with pytest.raises(UserError, match=r"expected labels 0 to 9, got 11\. "):
+        cifar10._load_batch(pickle.dumps(rows), "here")
+
+
+def test_classes_of_weights_and_data_that_look_alike_are_the_same():
+    from mhprobe.data.source import other_classes
+
+    assert other_classes(["caf\u00e9", "ape"], ["cafe\u0301", "ape"]) is None
+    assert other_classes(["cafe", "ape"], ["cafe\u0301", "ape"]) is not None  # negative control

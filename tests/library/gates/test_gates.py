@@ -527,3 +527,21 @@ def test_new_gates_are_not_put_on_inside_a_mask():
         assert mhprobe.attach(model) is gates  # the control: nothing new is needed
     both = mhprobe.attach(model, units={"head", "neuron"})
     assert bool((both.values == 1).all())
+
+
+def test_a_block_that_masks_is_entered_as_often_as_one_likes():
+    """Python's own gives an AttributeError the second time."""
+    gates = mhprobe.attach(tiny_vit())
+    off, half = gates.masked([1]), gates.fixed(torch.full_like(gates.values, 0.5))
+    for _ in range(2):
+        with off:
+            assert gates.values[1] == 0
+            with off:  # also inside itself
+                assert gates.values[1] == 0
+            assert gates.values[1] == 0
+        with half:
+            assert bool((gates.values == 0.5).all())
+        assert bool((gates.values == 1).all())
+    with pytest.raises(mhprobe.UserError):  # bad input still is, when it is entered
+        gates.masked([99]).__enter__()
+    assert bool((gates.values == 1).all())

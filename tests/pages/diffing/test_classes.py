@@ -196,3 +196,26 @@ def test_probabilities_beside_logits_are_said():
     assert any("gives probabilities, and" in note for note in found.notes)
     alike = mhprobe.diff(model, model, images, show_progress=False)
     assert not any("probabilities" in note for note in alike.notes)
+
+
+def test_classes_that_look_alike_are_the_same(tmp_path):
+    """macOS writes an accent as a character of its own."""
+    folder = photographs(tmp_path, "cafe\u0301", "ape")
+    labels, _ = read(folder, known=("caf\u00e9", "ape"))
+    assert labels == [1, 0]
+    with pytest.raises(mhprobe.UserError, match="none of the"):  # negative control
+        read(folder, known=("cafe", "ape"))
+
+
+def test_an_empty_name_is_called_empty(tmp_path, capsys):
+    assert differing.main(["", "vit_tiny_patch16_224", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("mhprobe diff: an empty name: expected a network")
+
+
+def test_files_of_several_frames_are_said(tmp_path):
+    stack = [Image.new("RGB", (16, 16), (shade, 0, 0)) for shade in (9, 99)]
+    folder = photographs(tmp_path, "ape", "bee")
+    assert "frames" not in read(folder)[1]  # negative control
+    stack[0].save(folder / "ape" / "stack.tif", save_all=True, append_images=stack[1:])
+    found = pictures(folder, None, 16, 64, Labelled())
+    assert any("the first of 1 file with several" in note for note in found.notes)

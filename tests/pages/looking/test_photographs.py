@@ -37,7 +37,7 @@ def test_cmyk_animations_and_turned_photographs_are_read(tmp_path):
     photo(1).save(tmp_path / "upright.png")
     found = photographs(listed(tmp_path, "look"), 40)
     pixels = dict(zip(found.names, found.pixels.float(), strict=True))
-    assert found.notes == []
+    assert [note.split(":")[0] for note in found.notes] == ["frames"]
     for name, reach in (
         ("cmyk.jpg", 30),
         ("moves.gif", 30),
@@ -104,3 +104,25 @@ def test_arrays_keep_their_channels_and_their_pictures_say_which_they_show(
 def test_photographs_for_a_network_of_other_channels_are_refused_with_what_to_give(folder):
     with pytest.raises(UserError, match=r"has 3 channels, expected 13, .* Give \.npy arrays"):
         photographs(listed(folder, "look"), 16, channels=13)
+
+
+def test_files_of_several_frames_are_said_as_elsewhere(tmp_path):
+    """Of a stack of slices the first was taken without a word."""
+    photo(1).save(tmp_path / "one.tif")  # negative control
+    alone = photographs(listed(tmp_path, "look"), 8)
+    photo(1).save(tmp_path / "stack.tif", save_all=True, append_images=[photo(2)])
+    found = photographs(listed(tmp_path, "look"), 8)
+    assert alone.notes == []
+    assert (
+        len(found.notes) == 1
+        and "the first of 1 file with several, e.g. stack.tif" in found.notes[0]
+    )
+
+
+def test_a_mask_whose_name_is_spelled_in_other_characters_of_unicode_is_found(tmp_path):
+    """macOS writes an accent as a character of its own."""
+    (tmp_path / "masks").mkdir()
+    photo(1).save(tmp_path / "masks" / "cafe\u0301.png")
+    assert masks(tmp_path / "masks", ["caf\u00e9.jpg"], (8, 8)).shape == (1, 8, 8)
+    with pytest.raises(UserError, match="no mask"):  # negative control: another name
+        masks(tmp_path / "masks", ["cafe.jpg"], (8, 8))

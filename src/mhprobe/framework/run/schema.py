@@ -461,7 +461,9 @@ def _refuse_blank(plain: Mapping[str, Any]) -> None:
     """Raise UserError for a blank name of a file or folder, which would be the root or the present folder."""
     for key in ("weights", "name", "out", "cache_dir"):
         if isinstance(value := plain.get(key), str) and not value.strip():
-            raise UserError(f"{key}: expected a name, got {value!r}. Give one, or leave it out.")
+            raise UserError(
+                f"{key}: expected a name, got {quoted(value)}. Give one, or leave it out."
+            )
 
 
 def _take_files_of_folders(plain: dict[str, Any]) -> None:

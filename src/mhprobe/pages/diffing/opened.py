@@ -21,6 +21,7 @@ from mhprobe.differences.exported import Onnx
 from mhprobe.differences.sides import Side, Torch, refuse_other_blocks
 from mhprobe.errors import UserError, quoted, short
 from mhprobe.io.readings import Reading
+from mhprobe.io.spelling import as_spelled_in
 from mhprobe.io.written import counted
 from mhprobe.pages.looking.network import FOUND, Asked, OpenNetwork, coloured, network_to_look_at
 from mhprobe.pages.looking.photographs import in_words, read_each
@@ -62,6 +63,11 @@ def opened(
             "the export second."
         )
     if isinstance(given, str | Path):
+        if not str(given).strip():
+            raise UserError(
+                f"diff: an empty name: expected a network, as a run's folder or a file of weights, "
+                f"got {quoted(str(given))}."
+            )
         _refuse_missing(given, weights)
     try:
         if isinstance(given, OpenNetwork):
@@ -365,7 +371,7 @@ def _photographs(
         decoded = decode(data, size, True, name, levels or wide.levels)
         return of_channels(decoded, channels, name)
 
-    read, left_out = read_each(archive, taken, image)
+    read, left_out = read_each(archive, taken, image, readings)
     notes = [*(f"Left out: {line}" for line in left_out), *in_words(readings)]
     names = sorted(read)
     _refuse_few(len(names), str(folder), notes)
@@ -399,6 +405,7 @@ def _classes(
             "each class."
         )
     classes, source, guess = _in_order(folders, labelled)
+    classes = as_spelled_in(classes, folders)
     if odd := [name for name in folders if name not in classes]:
         raise UserError(
             f"diff: --labelled: {folder} has a folder {quoted(odd[0])}, which is none of the "

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from mhprobe.data.archive import Archive, LeftOut, open_archive
 from mhprobe.data.augment import channels_shown, resized
-from mhprobe.data.decoding import Levels, Size, decode, refuse_bombs
+from mhprobe.data.decoding import Levels, Size, decode, holds_frames, refuse_bombs
 from mhprobe.data.draws import evenly_spread
-from mhprobe.data.images import Notes, OfSet, is_image, readable
+from mhprobe.data.images import Notes, OfSet, first_frames, is_image, readable
 from mhprobe.data.photos import of_channels, suited
 from mhprobe.errors import UserError
+from mhprobe.io.spelling import spelled
 from mhprobe.pages.html.pictures import encoded, three_colours
 from mhprobe.weights.networks import some
 
@@ -76,7 +77,7 @@ def photographs(
         )
 
     refuse_bombs()
-    read, left_out = read_each(archive, chosen, both)
+    read, left_out = read_each(archive, chosen, both, readings)
     if not read:
         raise UserError(f"look: {archive.path} has no photographs that can be read: {left_out[0]}")
     names = sorted(read)  # an archive streams in its own order
@@ -96,16 +97,24 @@ def photographs(
 
 
 def read_each(
-    archive: Archive, names: Sequence[str], read: Callable[[bytes, str], T]
+    archive: Archive, names: Sequence[str], read: Callable[[bytes, str], T], readings: Notes
 ) -> tuple[dict[str, T], list[str]]:
-    """Return what ``read`` makes of each file, by its name, and a line for each that cannot be read."""
+    """Return what ``read`` makes of each file, by its name, and a line for each that cannot be read.
+
+    readings: takes how files of several frames are read.
+    """
     faults: LeftOut = {}
+    framed: list[str] = []
     found, left_out = {}, []
     for name, data in archive.read(names, faults):
         try:
             found[name] = read(data, name)
+            if holds_frames(data):
+                framed.append(readable(name))
         except UserError as error:
             left_out.append(error)
+    if framed:
+        readings.append(first_frames(framed))
     lines = [str(error).removeprefix("root: ") for error in (*left_out, *faults.values())]
     return found, lines
 
@@ -156,4 +165,5 @@ def _mask_of_each(archive: Archive, names: Sequence[str]) -> list[str]:
 
 
 def _of_stem(files: Sequence[str], stem: str) -> list[str]:
-    return [file for file in files if PurePosixPath(readable(file)).stem == stem]
+    look = spelled(stem)
+    return [file for file in files if spelled(PurePosixPath(readable(file)).stem) == look]
