@@ -366,7 +366,8 @@ def attach(
     backbone = backbone_of(model)
     family, layout = family_of(backbone), layout_of(backbone, kinds)
     _refuse_shared(layout, [submodule(backbone, site) for site in layout.sites])
-    _refuse_shared_points(layout, _points(family, backbone, layout))
+    with contextlib.suppress(AttributeError):  # of a family that has to make them first
+        _refuse_shared_points(layout, _points(family, backbone, layout))
     usual = HeadGates if gates is None else gates.like
     remove_gates(model)  # first: a class of gates may put hooks of its own on the model
     try:
@@ -380,7 +381,9 @@ def attach(
     if make is None and learnable is not None:
         new.learn(learnable)
     family.prepare(backbone)
-    put_on(backbone, new, _points(family, backbone, layout))
+    points = _points(family, backbone, layout)
+    _refuse_shared_points(layout, points)
+    put_on(backbone, new, points)
     new.check(backbone)
     return new
 

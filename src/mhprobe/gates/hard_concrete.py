@@ -12,7 +12,6 @@ generator. Ranks draw independently (mhprobe seeds them so, step by step) and av
 gradients, so log_alpha is the same on all ranks.
 """
 
-import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 from mhprobe.errors import UserError
 from mhprobe.gates.base import GateHook, HeadGates
 from mhprobe.gates.meanwhile import meanwhile
+from mhprobe.gates.reentrant import again_and_again
 from mhprobe.heads import HeadLayout
 
 EPS = 1e-6
@@ -173,7 +173,7 @@ class HardConcreteGates(HeadGates):
         """Return the threshold of P(open); "likelier" keeps gates more likely 1 than 0 (Voita et al. 2019)."""
         return self.distribution.even if rule == "likelier" else super().threshold(rule)
 
-    @contextlib.contextmanager
+    @again_and_again
     def fixed(self, values: Tensor) -> Iterator[None]:
         with (
             super().fixed(values),

@@ -1,9 +1,11 @@
 """Options of commands that take plain words, and no settings of Hydra's."""
 
 import argparse
-from typing import NoReturn
+import re
+import sys
+from typing import Any, NoReturn
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 
 READINGS = {  # options that say how images are read, with what they are
     "--mean": "mean of pixels in [0, 1] in training (default: found)",
@@ -29,6 +31,17 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise UserError with what argparse found wrong."""
         raise UserError(f"{message}. {self.prog} --help says what there is.")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse as Python does. UserError for a blank word, which would name the folder that one stands in."""
+        words = sys.argv[1:] if args is None else list(args)
+        for word in words:
+            if not word.strip() or re.fullmatch(r"--[\w-]+=\s*", word):
+                raise UserError(
+                    f"an empty name: got {quoted(word)}, as of a variable of the shell that is not set. "
+                    f"Give a name, or leave it out. {self.prog} --help says what there is."
+                )
+        return super().parse_known_args(words, namespace)
 
     def add_reading(self, option: str) -> None:
         """Add one of the options ``READINGS``."""

@@ -405,7 +405,7 @@ def test_an_order_by_a_table_of_test_images_is_chosen_on_them(tmp_path):
             "are too few to promise",
         ),
         (("data.calibration_fraction=0",), "expected data.calibration_fraction above 0"),
-        (("prune.target={heads:3}", "prune.remove=3"), "remove: say how far to go"),
+        (("prune.target={heads:3}", "prune.remove=3"), "remove: target says how far to go"),
         (("prune.rounds=2", "prune.remove=4"), "prune.rounds: a guarantee"),
         (("prune.tune_epochs=1",), "prune.tune_epochs: a guarantee"),
         (("prune.guarantee.points=0.01",), "are too few to promise"),

@@ -473,4 +473,5 @@ def test_the_folder_of_another_run_is_looked_for_before_the_work_starts(command,
         launch.run(command, composed, tmp_path / "run")
     assert one_line(error) and not (tmp_path / "run").exists()
     (tmp_path / "typo").mkdir()
+    (tmp_path / "typo" / "metrics.json").write_text("{}")
     refuse_absent_folders(runs.checked(command, *asked))  # negative control: it is there now

@@ -15,6 +15,7 @@ from mhprobe.errors import UserError
 from mhprobe.framework.run import jobs, schema, trainers
 from mhprobe.framework.run.composing import prepared
 from mhprobe.framework.run.construct import construct
+from mhprobe.io.options import Parser
 from mhprobe.masking.parts.units import targets_of
 
 SIZES = (*runs.TINY, "weights=random", "progress=lines")
@@ -196,3 +197,15 @@ def test_only_settings_go_with_a_folder(tmp_path, monkeypatch):
     (folder / "results.json").unlink()
     jobs.forget_unused()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [["here", ""], ["", "here"], ["here", "--out="], ["  ", "here"]])
+def test_a_blank_word_of_a_plain_command_is_refused(words):
+    """``mhprobe look NET ""`` looked at all photographs of the folder that one stood in."""
+    parser = Parser(prog="mhprobe look")
+    parser.add_argument("model")
+    parser.add_argument("photos", nargs="?")
+    parser.add_argument("--out")
+    with pytest.raises(UserError, match=r"an empty name: got .* mhprobe look --help"):
+        parser.parse_args(words)
+    assert parser.parse_args(["here", "there", "--out=x"]).photos == "there"  # negative control

@@ -209,7 +209,9 @@ def test_classes_that_look_alike_are_the_same(tmp_path):
 
 def test_an_empty_name_is_called_empty(tmp_path, capsys):
     assert differing.main(["", "vit_tiny_patch16_224", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith("mhprobe diff: an empty name: expected a network")
+    assert capsys.readouterr().err.startswith("mhprobe diff: an empty name: got ''")
+    with pytest.raises(mhprobe.UserError, match=r"diff: an empty name: expected a network"):
+        mhprobe.diff("", "vit_tiny_patch16_224", tmp_path)
 
 
 def test_files_of_several_frames_are_said(tmp_path):

@@ -392,7 +392,8 @@ def refuse_absent_folders(cfg: Config) -> None:
             raise UserError(
                 f"{key}: no folder {quoted(folder)}. Give the folder of a run, or null."
             )
-        if folder and not (Path(folder) / "metrics.json").is_file():
+        of_claims = key.startswith("evidence.")
+        if folder and of_claims and not (Path(folder) / "metrics.json").is_file():
             raise UserError(
                 f"{key}: {quoted(folder)} holds no finished run (no metrics.json). Give the folder of "
                 "one, or null."
