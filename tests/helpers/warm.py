@@ -160,7 +160,11 @@ def quick_configurations() -> dict[str, Callable[..., Any]]:
     from hydra._internal.config_repository import ConfigRepository
     from hydra._internal.sources_registry import SourcesRegistry
     from hydra.core.plugins import Plugins
+    from omegaconf import _utils, base, grammar_parser
 
+    _utils.parse = base.parse = functools.cache(
+        grammar_parser.parse
+    )  # trees of interpolations, which are read and never written
     Plugins.instance()  # it loads the sources, in a way that makes their classes anew
     own_files.find_own_files("train")
     for scheme in ("file", "pkg", own_files.SCHEME):
