@@ -92,7 +92,8 @@ def test_a_folder_of_another_library_in_the_place_of_weights_is_called_what_it_i
     if config:
         (tmp_path / "config.json").write_text(config)
     with pytest.raises(
-        mhprobe.UserError, match=rf"^backbone\.checkpoint: no file {tmp_path}\. .*{says}"
+        mhprobe.UserError,
+        match=rf"^backbone\.checkpoint: {tmp_path} is a folder, expected a file\. .*{says}",
     ):
         image_data.build_images(
             runs.checked("train", f"backbone.checkpoint={tmp_path}", "backbone.pretrained=false")
