@@ -25,9 +25,8 @@ from mhprobe.errors import UserError, first_line
 from mhprobe.io.files import write
 from mhprobe.report.runs.folder import Folder
 
-_made: dict[
-    Path, int
-] = {}  # folders that this process has made for its runs, and how many around each
+# folders that this process has made for its runs, and how many it has made around each
+_made: dict[Path, int] = {}
 FAILED = "failed.json"
 SETTINGS = ("hparams.yaml", "multirun.yaml")  # copies of them, of a logger and of Hydra for a sweep
 
