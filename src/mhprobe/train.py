@@ -13,13 +13,14 @@ def run(cfg: "Config", folder: Path) -> None:
 
     data = image_data.build_images(cfg)
     model = networks.build_classifier(cfg, data)
-    report = trainers.open_report(cfg, folder, model.gates.layout)
+    report = trainers.make_report(cfg, folder, model.gates.layout)
     if cfg.ckpt_path is None or not (folder / LAST).is_file():
         report.begin({})
     cfg = batch_size.settled(cfg, model, data, report)
     answers = questions.of_run(cfg, model, data, report)
     callbacks = trainers.build_callbacks(cfg, model, data, report)
     trainer = trainers.build_trainer(cfg, [*callbacks, answers], report)
+    trainers.open_loggers(cfg, report, trainer)
     trainer.fit(model, datamodule=data, ckpt_path=resume(cfg, folder, trainer))
 
     networks.load_best(model, folder / "checkpoints")

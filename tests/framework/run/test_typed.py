@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import runs
+from mhprobe import train
 from mhprobe.errors import UserError
 from mhprobe.framework.run import jobs, schema, trainers
 from mhprobe.framework.run.composing import prepared
@@ -182,6 +183,18 @@ def test_loggers_are_opened_after_all_that_can_refuse(tmp_path, monkeypatch):
     wrong = runs.config("mask", tmp_path, "weights=random", "masking.step=99")
     with pytest.raises(UserError, match=r"masking\.step"):
         answer(wrong, tmp_path / "run")
+    assert opened == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [("masking.step=99", r"masking\.step"), ("+trainer.strategy=ddq", r"trainer: .*ddq")],
+)
+def test_a_training_opens_its_loggers_after_all_that_can_refuse(tmp_path, monkeypatch, wrong, said):
+    opened = []
+    monkeypatch.setattr(trainers, "open_loggers", lambda *_: opened.append(1))
+    with pytest.raises(UserError, match=said):
+        train.run(runs.config("train", tmp_path, "masking=three_curves", wrong), tmp_path / "run")
     assert opened == []
 
 

@@ -111,7 +111,7 @@ def build_callbacks(
             checkpoints, cfg.checkpoint.every_n_steps if cfg.checkpoint else None
         ),  # before EveryEpoch
         *watching,
-        *([LearningRates()] if report.loggers else []),
+        *([LearningRates()] if cfg.logger else []),
         SeedEachStep(cfg.seed),
         SameRun(facts_of_run(cfg, model.description, data.images_of("train", "val"))),
         StopAtNonFinite(),
