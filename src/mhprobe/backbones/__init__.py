@@ -366,8 +366,9 @@ def attach(
     backbone = backbone_of(model)
     family, layout = family_of(backbone), layout_of(backbone, kinds)
     _refuse_shared(layout, [submodule(backbone, site) for site in layout.sites])
-    with contextlib.suppress(AttributeError):  # of a family that has to make them first
-        _refuse_shared_points(layout, _points(family, backbone, layout))
+    family.prepare(backbone)
+    points = _points(family, backbone, layout)
+    _refuse_shared_points(layout, points)
     usual = HeadGates if gates is None else gates.like
     remove_gates(model)  # first: a class of gates may put hooks of its own on the model
     try:
@@ -380,9 +381,6 @@ def attach(
         gates.hand_over(new, learned=make is None)
     if make is None and learnable is not None:
         new.learn(learnable)
-    family.prepare(backbone)
-    points = _points(family, backbone, layout)
-    _refuse_shared_points(layout, points)
     put_on(backbone, new, points)
     new.check(backbone)
     return new

@@ -292,7 +292,7 @@ def test_whole_layers_go_or_are_refused_with_what_fits(model, evaluate):
     ("options", "words"),
     [
         ({}, "remove=<how many heads>, or"),
-        ({"remove": 1, "target": {"heads": 1}}, "remove=<how many heads>, or"),
+        ({"remove": 1, "target": {"heads": 1}}, "^remove: target .* as well. Give one of the two"),
         ({"remove": 6}, r"1 to 5 can go, got 6; the nearest is 5"),
         (
             {"target": {"heads": 0}},
@@ -310,7 +310,7 @@ def test_whole_layers_go_or_are_refused_with_what_fits(model, evaluate):
         ({"target": {"flops": 0.01}}, r"prune.target: flops=0.01 can't be met: .* is left"),
         ({"target": {"flops": 1.5}}, "the amount left, from 0 to 1, got 1.5"),
         ({"target": {"wings": 1}}, "heads.*wings"),
-        ({"remove": 5, "min_heads_per_layer": 1}, "can't be met: .* 2 is left"),
+        ({"remove": 5, "min_heads_per_layer": 1}, "^remove: 5 heads can't go: .* 2 is left"),
         ({"remove": 1, "exclude_layers": [5]}, "-2 to 1, got 5"),
         (
             {"remove": 1, "exclude_layers": [0, -1]},

@@ -547,6 +547,8 @@ INSTEAD = {
 
 
 def _gone(key: str) -> str:
+    if key == "maps":
+        return "maps: no kind is chosen, expected at least one, e.g. maps=[rollout,relevance_map]."
     return f"{key}: is missing and has to be there; leave out what takes it away (~{key}), or give it a value."
 
 
