@@ -1,7 +1,8 @@
 """With blocks that can be entered as often as one likes.
 
-What ``contextlib.contextmanager`` gives can be entered once; the second time is an AttributeError
-of Python's own, and somebody who keeps ``off = gates.masked([3])`` means the mask.
+Somebody who keeps ``off = gates.masked(mask)`` means to write ``with off:`` several times. A block
+that ``contextlib.contextmanager`` makes can be entered once; the second time Python raises an
+AttributeError.
 """
 
 import contextlib

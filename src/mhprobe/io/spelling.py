@@ -1,6 +1,7 @@
 """Names that look alike: e with an accent is one character (NFC) or two (NFD, as macOS writes names of files)."""
 
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable
 
 
@@ -11,9 +12,7 @@ def spelled(name: str) -> str:
 
 def as_spelled_in(names: Iterable[str], theirs: Iterable[str]) -> list[str]:
     """Return each name as ``theirs`` spell it, where they have it; two of theirs that look alike stay two."""
-    there = list(theirs)
-    alike = [*map(spelled, there)]
-    by_look = {
-        look: name for look, name in zip(alike, there, strict=True) if alike.count(look) == 1
-    }
+    there = dict.fromkeys(theirs)
+    times = Counter(map(spelled, there))
+    by_look = {spelled(name): name for name in there if times[spelled(name)] == 1}
     return [name if name in there else by_look.get(spelled(name), name) for name in names]

@@ -13,6 +13,8 @@ from mhprobe.backbones import attach, puts_out_features
 from mhprobe.errors import UserError, quoted, refuse_misfits
 from mhprobe.heads import HeadLayout, HeadSite
 
+NO_KIND = "maps: no kind is chosen, expected at least one, e.g. maps=[rollout,relevance_map]."
+
 
 class MapKind(ABC):
     """A kind of map.

@@ -22,7 +22,7 @@ def normed(state: State, names: Collection[str]) -> tuple[State, list[str]]:
 
     names: of the model's tensors; weights that it has not stay as they are.
     """
-    made = State()
+    made, parts = State(), set[str]()
     for key, length in state.items():
         for first, second in _PAIRS:
             layer, weight = key.removesuffix(first), f"{key.removesuffix(first)}weight"
@@ -30,15 +30,12 @@ def normed(state: State, names: Collection[str]) -> tuple[State, list[str]]:
             if layer == key or direction is None or weight not in names or weight in state:
                 continue
             made[weight] = _product(length, direction)
-            state = {
-                name: value
-                for name, value in state.items()
-                if name not in (key, f"{layer}{second}")
-            }
+            parts |= {key, f"{layer}{second}"}
     if not made:
         return state, []
     said = f"{grouped(made)} is made of length and direction (weight normalisation)"
-    return state | made, [said]
+    others = {name: value for name, value in state.items() if name not in parts}
+    return others | made, [said]
 
 
 def _product(length: Tensor, direction: Tensor) -> Tensor:

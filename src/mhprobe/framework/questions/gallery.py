@@ -21,7 +21,7 @@ from mhprobe.framework.questions.masking import Keep
 from mhprobe.framework.questions.material import Material
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
-from mhprobe.maps.base import MapKind
+from mhprobe.maps.base import NO_KIND, MapKind
 from mhprobe.maps.faithfulness import faithfulness
 from mhprobe.recording.measuring import said
 from mhprobe.report.figures import maps as figures
@@ -102,9 +102,7 @@ def gallery(
     images.
     """
     if not kinds:
-        raise UserError(
-            "maps: no kind is chosen, expected at least one, e.g. maps=[rollout,relevance_map]."
-        )
+        raise UserError(NO_KIND)
     stored = open_images(data, chosen)
     unlabelled = (stored.labels < 0).any()
     if unlabelled:

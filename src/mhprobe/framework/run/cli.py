@@ -30,9 +30,9 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mhprobe.errors import UserError, causes, first_line, nearest, short
+from mhprobe.errors import UserError, causes, first_line, nearest
 from mhprobe.framework.run import composing, jobs, sections
-from mhprobe.framework.run.sections import CONF, options_of_group
+from mhprobe.framework.run.sections import CONF, options_in_words, options_of_group
 from mhprobe.io.files import reason
 from mhprobe.io.nested import leaves
 from mhprobe.io.stopping import Stopped, listen, outlive_readers, stop
@@ -89,15 +89,11 @@ def main(command: str) -> None:
 
 def _no_option(error: Exception) -> str:
     """Return the line for a group that got something else than the name of an option."""
-    ends = [word for word in sys.argv[1:] if word.endswith("=null")]
-    for group in (word.lstrip("+").removesuffix("=null") for word in ends):
-        names = options_of_group(group)
-        if names:
-            return f"{group}: expected one of {short(', '.join(names), 200)}, got null."
     for word in sys.argv[1:]:
         group, _, value = word.lstrip("+").partition("=")
-        if (names := options_of_group(group)) and not re.match(r"[a-zA-Z_]|\[[a-zA-Z_]", value):
-            return f"{group}: expected one of {short(', '.join(names), 200)}, got {value}."
+        named = value != "null" and re.match(r"[a-zA-Z_]|\[[a-zA-Z_]", value)
+        if not named and (one_of := options_in_words(group)):
+            return f"{group}: expected one of {one_of}, got {value}."
     return f"{first_line(error)}. --help says what there is."
 
 
@@ -325,10 +321,8 @@ def _in_quotes(word: str) -> str:
 
 def _group_of_a_part(command: str, group: str) -> str:
     """Return a line for a group that the chosen options have no place for: prune/order without prune=order."""
-    key, word = (
-        group.replace("/", "."),
-        next(word for word in sys.argv[1:] if composing.key_of(word) == group),
-    )
+    key = group.replace("/", ".")
+    word = next(word for word in sys.argv[1:] if composing.key_of(word) == group)
     chosen = [other for other in sys.argv[1:] if _chooses(other) and other != word]
     parent, _, leaf = key.rpartition(".")
     if leaf in (OmegaConf.select(composing.composed(command, chosen), parent) or ()):
@@ -369,7 +363,7 @@ def _not_so(key: str) -> str | None:
     if options and key in sections.ADDS:
         return f"{key}: is added, so that it takes a +, as in +{key}={options[0]}."
     if options:
-        return f"{key}: is chosen by name, expected one of {short(', '.join(options), 200)}."
+        return f"{key}: is chosen by name, expected one of {options_in_words(key)}."
     return None
 
 

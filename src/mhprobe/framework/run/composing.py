@@ -28,6 +28,7 @@ from mhprobe.framework.run.sections import (
     CONF,
     commands_of_conf,
     groups_with_options,
+    options_in_words,
     options_of_group,
     sections,
 )
@@ -174,10 +175,8 @@ def _refuse_several(word: str) -> None:
     """Raise UserError for a list of options of a group that chooses one: prune=[], data=[digits,scenes]."""
     group, _, value = word.lstrip("+").partition("=")
     listed = value.startswith("[") and value.endswith("]")
-    if listed and group not in SEVERAL and (options := options_of_group(group)):
-        raise UserError(
-            f"{group}: expected one of {short(', '.join(options), 200)}, got {short(value, 60)}."
-        )
+    if listed and group not in SEVERAL and (one_of := options_in_words(group)):
+        raise UserError(f"{group}: expected one of {one_of}, got {short(value, 60)}.")
 
 
 def _check_installed(word: str) -> None:

@@ -46,13 +46,13 @@ def claim_folder(wanted: str) -> str:
         return wanted
     names = itertools.chain([wanted], (f"{wanted}_{number}" for number in itertools.count(2)))
     try:
-        around = [parent for parent in Path(wanted).absolute().parents if not parent.exists()]
+        around = _missing_around(Path(wanted))
         Path(wanted).parent.mkdir(parents=True, exist_ok=True)
         while True:
             with contextlib.suppress(FileExistsError):
                 name = next(names)
                 os.mkdir(name)  # of two processes only one can
-                _made[Path(name).resolve()] = len(around)
+                _made[Path(name).resolve()] = around
                 return name
     except OSError as error:
         raise UserError(
@@ -65,9 +65,13 @@ def use_folder(wanted: str) -> str:
     """Return the name of a folder that several runs share, and note if this process has to make it."""
     folder = Path(wanted)
     if not folder.exists():
-        around = [parent for parent in folder.absolute().parents if not parent.exists()]
-        _made[folder.resolve()] = len(around)
+        _made[folder.resolve()] = _missing_around(folder)
     return wanted
+
+
+def _missing_around(folder: Path) -> int:
+    """Return how many of the folders around ``folder`` are not there."""
+    return sum(not parent.exists() for parent in folder.absolute().parents)
 
 
 @contextlib.contextmanager

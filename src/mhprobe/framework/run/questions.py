@@ -57,17 +57,16 @@ def answer(
     report = trainers.make_report(cfg, folder, model.gates.layout)
     answers = of_run(cfg, model, data, report, more, estimate)  # refuses what does not fit
     trainer = trainers.build_trainer(cfg, [ShowsTraining(), answers], report)
+    if cfg.prune and not tested and trainer.world_size > 1:
+        raise UserError(
+            f"{cfg.command}: runs in one process, got {trainer.world_size}. To tune on several "
+            "devices, prune with tune_epochs=0 and then train with weights=<pruned.safetensors>."
+        )
     report.begin(networks.name_subject(model, data, report))  # decodes the images
     trainers.open_loggers(cfg, report, trainer)
     if tested:
         trainers.test(trainer, model, data, report)
     else:
-        if cfg.prune and trainer.world_size > 1:
-            raise UserError(
-                f"{cfg.command}: runs in one process, got {trainer.world_size}. To tune on several "
-                "devices, prune with "
-                f"tune_epochs=0 and then train with weights=<pruned.safetensors>."
-            )
         report.data = data.source.name
         model.to(trainer.strategy.root_device)
         answers.find()
@@ -237,9 +236,9 @@ def _masking(cfg: Config, settings: Curves, model: GatedClassifier) -> Masking:
                 raise unfit from error
     fit = [spec for spec in specs.values() if isinstance(spec, CurveSpec)]
     study = "paper." if cfg.paper else "evidence." if cfg.evidence else ""
-    for option in ("step", "steps"):
-        if (asked := getattr(settings, option)) is not None and fit:
-            _refuse_beyond(f"{study}masking.{option}", asked, fit, layout)
+    asked = {option: getattr(settings, option) for option in ("step", "steps")}
+    if fit and any(number is not None for number in asked.values()):
+        _refuse_beyond(f"{study}masking", asked, fit, layout)
     options = settings.model_dump(include={"select_on", "steps", "step"})
     options |= {
         "join": settings.join and construct(settings.join, "masking.join"),
@@ -248,17 +247,32 @@ def _masking(cfg: Config, settings: Curves, model: GatedClassifier) -> Masking:
     return Masking(specs, Path(cfg.cache_dir) / "orders", key="masking.curves", **options)
 
 
-def _refuse_beyond(key: str, step: int, specs: Sequence[CurveSpec], layout: Any) -> None:
-    """UserError for a step that no curve has; a line in the log for each curve that ends before one point."""
+def _refuse_beyond(
+    section: str, asked: Mapping[str, int | None], specs: Sequence[CurveSpec], layout: Any
+) -> None:
+    """UserError for a step that no curve has, or more steps; a line in the log for a curve without the one step.
+
+    asked: the settings "step", the one point that is reported, and "steps", how far curves go.
+    """
     lengths = {
         spec.name: spec.order.length(make_units(spec.units, layout, spec.exclude_layers), layout)
         for spec in specs
     }
-    longest = max(lengths.values(), default=0)
-    if step > longest:
-        raise UserError(f"{key}: steps 0 to {longest} exist, got {step}. Give one of these.")
-    for name, length in lengths.items() if rank_by_environment() == 0 else ():
-        if step > length and key.endswith(".step"):
+    longest = max(lengths.values())
+    for option, number in asked.items():
+        if number is not None and number > longest:
+            raise UserError(
+                f"{section}.{option}: steps 0 to {longest} exist, got {number}. Give one of these."
+            )
+    step = asked["step"]
+    if step is None or rank_by_environment() != 0:
+        return
+    for name, length in lengths.items():
+        if step > length:
             log.warning(
-                "%s: %s ends at step %d, so step %d leaves it out.", key, name, length, step
+                "%s.step: %s ends at step %d, so step %d leaves it out.",
+                section,
+                name,
+                length,
+                step,
             )

@@ -15,6 +15,7 @@ from mhprobe.errors import UserError, quoted, short
 from mhprobe.framework.run.sections import sections, settings_of
 from mhprobe.heads import FillName, Kind, Part, Scope
 from mhprobe.io.nested import leaves
+from mhprobe.maps.base import NO_KIND
 from mhprobe.recording.outputs import Of
 from mhprobe.weights.hub import PREFIX, find_weights
 
@@ -384,16 +385,16 @@ RULES: tuple[Callable[[Config], str | None], ...] = (  # a message, or None wher
 
 def refuse_absent_folders(cfg: Config) -> None:
     """Raise UserError for the folder of another run that is not there, before the work starts."""
-    folders: dict[str, Any] = {"voita.probe": cfg.voita and cfg.voita.probe}
-    for name, folder in (cfg.evidence.runs if cfg.evidence else {}).items():
-        folders[f"evidence.runs.{name}"] = folder
-    for key, folder in folders.items():
+    runs = cfg.evidence.runs.items() if cfg.evidence else ()
+    finished: dict[str, Any] = {f"evidence.runs.{name}": folder for name, folder in runs}
+    others: dict[str, Any] = {"voita.probe": cfg.voita and cfg.voita.probe}
+    for key, folder in {**others, **finished}.items():
         if folder and not Path(folder).is_dir():
             raise UserError(
                 f"{key}: no folder {quoted(folder)}. Give the folder of a run, or null."
             )
-        of_claims = key.startswith("evidence.")
-        if folder and of_claims and not (Path(folder) / "metrics.json").is_file():
+    for key, folder in finished.items():
+        if folder and not (Path(folder) / "metrics.json").is_file():
             raise UserError(
                 f"{key}: {quoted(folder)} holds no finished run (no metrics.json). Give the folder of "
                 "one, or null."
@@ -530,12 +531,8 @@ def comes_with_weights(backbone: Any) -> bool:
     return bool(backbone.get("checkpoint") is not None or backbone.get("pretrained"))
 
 
-NEEDED = {
-    "mask": "masking",
-    "prune": "prune",
-    "prunebench": "prune",
-    "maps": "maps",
-}  # groups without which a command has no question
+# groups without which a command has no question
+NEEDED = {"mask": "masking", "prune": "prune", "prunebench": "prune", "maps": "maps"}
 
 # options of Lightning that cut a validation or a test short -> settings for fewer images
 INSTEAD = {
@@ -548,7 +545,7 @@ INSTEAD = {
 
 def _gone(key: str) -> str:
     if key == "maps":
-        return "maps: no kind is chosen, expected at least one, e.g. maps=[rollout,relevance_map]."
+        return NO_KIND
     return f"{key}: is missing and has to be there; leave out what takes it away (~{key}), or give it a value."
 
 

@@ -7,6 +7,7 @@ from typing import cast
 
 from omegaconf import DictConfig, OmegaConf
 
+from mhprobe.errors import short
 from mhprobe.framework.run import members
 from mhprobe.framework.run.constructors import PACKAGE
 
@@ -49,6 +50,11 @@ def options_of_group(group: str) -> list[str]:
         {path.stem for path in (CONF / group).glob("*.yaml")} - {"base"}
         | set(members.members(group))
     )
+
+
+def options_in_words(group: str) -> str:
+    """Return the options of a group in one line, shortened if they are many; "" if it has none."""
+    return short(", ".join(options_of_group(group)), 200)
 
 
 def _chosen(command: str) -> Iterator[str]:

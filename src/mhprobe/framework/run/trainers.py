@@ -50,7 +50,7 @@ def open_loggers(cfg: Config, report: Report, trainer: L.Trainer | None = None) 
 
     They write at once, some to a server: whoever can refuse the settings first opens them after that.
     """
-    rank_zero_only.rank = rank_by_environment()  # type: ignore[attr-defined]  # loggers ask for it, and there is no trainer yet
+    rank_zero_only.rank = rank_by_environment()  # type: ignore[attr-defined]  # loggers ask for it, and there may be no trainer yet
     loggers = []
     for name, part in cfg.logger.items():
         if part.get("job_type", "") is None:  # W&B groups runs by it
